@@ -47,6 +47,9 @@ from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from PIL import Image
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,8 +59,11 @@ import helpers.figures  # noqa: E402, as build.py this runs as a script
 from helpers.figures.thumbnails import thumbnail  # noqa: E402
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
 from helpers.learning.questions import HEADING, answers_of  # noqa: E402
+from helpers.learning.self_tests import MIME as SEALED  # noqa: E402
+from helpers.learning.self_tests import unsealed  # noqa: E402
 from helpers.style import TEXT  # noqa: E402
 from source import record_puzzles  # noqa: E402
+from source.readme import total_time  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
 HERE = Path(__file__).parent / "site"
@@ -65,10 +71,16 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+PICTURE_CELL = "from helpers.figures.exercise_pictures import"
+CPP = re.compile(r"^(?:#include <|using \w+ = )", re.MULTILINE)
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
 UNASKED = "; you made no guess"
-SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
+# What a cell says of the machine that built the page: what it timed there, or that something is missing.
+TIMED = re.compile(r"\b(?:this_device\(|benchmark\w*\(|perf_counter\()")
+LACKS = re.compile(r"No module named|CUDA driver")
+NO_GPU = "No GPU here. "
+THIS_CPU, BUILDER = "on this CPU", "on the CPU that built this page"
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
 FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
@@ -155,7 +167,8 @@ class Renderer(IPythonRenderer):
 
 def words_of(markup: str) -> str:
     """Return the text of a page's markup without headings and formulas, in one line."""
-    return " ".join(html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
+    text = html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL))
+    return re.sub(r" ([.,;:!?)])(?!\w)", r"\1", " ".join(text.split()))
 
 
 # Pages
@@ -168,8 +181,8 @@ class Exporter(HTMLExporter):
     """
 
     def from_notebook_node(self, nb, resources=None, **more):
-        highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
-        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(highlight(*code, **more)))
+        lines = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
+        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(lines(*code, **more)))
         self.register_filter("is_prose", is_prose)
         shown = self._init_resources(resources)
         self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
@@ -185,6 +198,34 @@ def _coloured() -> frozenset[str]:
 def plain_where_plain(code: str) -> str:
     """Return highlighted code without the elements that have no colour: three of four, half of a lesson's elements."""
     return TOKEN.sub(lambda token: token[0] if token[1] in _coloured() else token[2], code)
+
+
+def highlighted(output: dict) -> str:
+    """Return the markup of an output that is source, in Python or C++; empty for any other."""
+    kinds = set(output.get("data", {})) - {"text/plain"}
+    language = "" if kinds or output.get("name") == "stderr" else language_of(_text(output))
+    if not language:
+        return ""
+    lines = highlight(textwrap.dedent(_text(output)), get_lexer_by_name(language), HtmlFormatter(cssclass="highlight"))
+    return plain_where_plain(lines)
+
+
+def language_of(text: str) -> str:
+    """Return "cpp" or "python" if all of `text` is source; empty otherwise, and for a single line."""
+    if text.strip().count("\n") < 1:
+        return ""
+    if CPP.search(text):
+        return "cpp"
+    try:
+        statements = ast.parse(textwrap.dedent(text)).body
+    except (SyntaxError, ValueError):
+        return ""
+    is_code = any(
+        isinstance(each, ast.FunctionDef | ast.For)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Call))
+        for each in statements
+    )
+    return "python" if is_code else ""
 
 
 def is_prose(printed: str) -> bool:
@@ -287,6 +328,7 @@ class Site:
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Turn each cell into what the template shows; return its live figures among the `known` ones."""
+        tell_whose_machine(notebook)
         lead_with_the_figure(notebook)
         begin_with_headings(notebook)
         live, asks = {}, {}
@@ -313,8 +355,11 @@ class Site:
                 ]
             if cell.id in answered:  # the form tells what was found
                 cell.outputs = [output for output in cell.outputs if not _only_says(output, asks)]
+            for output in cell.get("outputs", [])[1:]:
+                output.built_here = False  # the first one tells
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
+                output.code = highlighted(output)
                 output.shows = shown_by(output)
                 if asked := tested_by(cell, output):
                     output.tests, cell.metadata["bare"] = asked, True
@@ -332,6 +377,10 @@ class Site:
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
                         output.room = room_of(known[cell.id])
+                for shown in (output, output.get("data", {}), output.get("asks", {})):
+                    for kind in ("text", "text/plain", "text/html", "question"):
+                        if THIS_CPU in shown.get(kind, ""):
+                            shown[kind] = shown[kind].replace(THIS_CPU, BUILDER)
         return live
 
     def _tried(self, page: Page) -> tuple[dict[str, list[dict]], dict[str, str]]:
@@ -372,16 +421,18 @@ class Site:
         # README has still versions of the map and the film, which are live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
         opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
-        sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
+        mapped = "".join(each for each in sections if each.startswith("## The course"))
+        sections = [each for each in sections if each != mapped]
+        below_map = mapped.partition("<!-- end of the map of the course -->")[2]
         first = next(page for page in self.pages if page.kind == "lesson")
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        # The table that it mentions is far below.
-        told = [f'<p class="small">{re.sub(" The table below.*", "", each).strip("*")}</p>' for each in caption[:1]]
-        cells = [opening, film, *told, "## The course", *sections]
+        told = [f'<p class="small">{each.strip("*")}</p>' for each in caption[:1]]
+        course = f"## The course\n\n{total_time(self.root)}"
+        cells = [opening, film, *told, course, below_map, *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
-        front[cells.index("## The course")].metadata["map"] = True
+        front[cells.index(course)].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
 
     @functools.cached_property
@@ -441,6 +492,9 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
         rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
         opening.source = opening.source[: found.start()]
         notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]
+    if others and PICTURE_CELL in others[0].source:
+        rest = others[0]  # an exercise's picture belongs to its opening
+        rest.metadata["bare"] = True
     rest.metadata["how_to_run"] = True
 
 
@@ -456,6 +510,16 @@ def divide(notebook: nbformat.NotebookNode) -> None:
         if further:
             break
     notebook.metadata["unclosed"] = inside
+
+
+def tell_whose_machine(notebook: nbformat.NotebookNode) -> None:
+    """Make outputs true for a reader: mark those that were timed by the machine that built the page."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if _text(output).startswith(NO_GPU):
+                output.text = _text(output).removeprefix(NO_GPU)
+            elif "nbval-ignore-output" in cell.metadata.get("tags", ()):
+                output.built_here = bool(TIMED.search(cell.source) or LACKS.search(_text(output)))
 
 
 def begin_with_headings(notebook: nbformat.NotebookNode) -> None:
@@ -586,15 +650,13 @@ def shown_by(output: dict) -> str:
 
 
 def tested_by(cell: nbformat.NotebookNode, output: dict) -> dict | None:
-    """Return a page's question for a cell `self_test(answer, sealed=...)`: the right answer, and the hint for others.
-
-    None for other cells, and if the answer is computed.
-    """
-    sealed = SEALED.search(cell.source)
-    if sealed is None or not _text(output).startswith("not answered yet"):
+    """Return a page's question for a cell that calls `self_test`: the right answer, and the hint for others; else
+    None."""
+    if SEALED not in output.get("data", {}):
         return None
-    right, told = json.loads(base64.b64decode("".join(re.findall(r'"([^"]+)"', sealed[1]))))
-    return None if right is None else {"right": right, "told": told, "id": cell.id}
+    right, told = unsealed(output.data[SEALED]["sealed"])
+    right = f"{right:.12g}"
+    return {"right": right, "told": told, "id": cell.id}
 
 
 def says(text: str, found: str) -> bool:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from helpers.instruments import recorded_sweep  # noqa: E402, as build.py this runs as a script
 from helpers.instruments.recordings import dated  # noqa: E402
 from helpers.instruments.sweep_records import BEHIND, RecordedSweep, is_tuned, median  # noqa: E402
-from helpers.learning.course_map import still_map  # noqa: E402
+from helpers.learning.course_map import lessons_of, still_map  # noqa: E402
 
 GPU = "h100_80gb_hbm3"
 # Shapes of attention: batch, heads, key heads, queries, keys, head dim, whether causal.
@@ -44,6 +44,7 @@ SOURCES = {
     "what was measured": "the records in benchmarks/results",
     "the map of the course": "the notebooks",
     "doors": "pyproject.toml",
+    "start": "pyproject.toml",
 }
 NO_RIVAL = ("fused", "plain", "eager", "torch.compile", "cuBLAS alone")  # the last one leaves out the fused operation
 
@@ -84,9 +85,43 @@ def results(sweep: RecordedSweep) -> str:
         "lesson | what is fused | unfused | torch.compile | best of others | plain | ours | gain | of the limit | taken"
     )
     heading = f"| {columns} |"
-    return "\n".join(
+    table = "\n".join(
         [f"{sweep.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|--:|---|", *lines]
     )
+    return (
+        f"{in_short(lines)}\n\n<details><summary>The {len(lines)} rows, with times</summary>\n\n{table}\n\n</details>"
+    )
+
+
+def in_short(lines: list[str]) -> str:
+    """Return what the gains add up to: in how many rows ours is faster, level, slower, and by how much at most."""
+    gains = [float(line.split("|")[8].removesuffix("× ")) for line in lines]
+    level = [gain for gain in gains if 1 / BEHIND <= gain <= BEHIND]
+    ahead, behind = [gain for gain in gains if gain > BEHIND], [gain for gain in gains if gain < 1 / BEHIND]
+    return (
+        f"In {len(gains)} comparisons, our kernel is faster than the best of the others in {len(ahead)}, by up to "
+        f"{max(ahead):.1f} ×; level, within {100 * BEHIND - 100:.0f} %, in {len(level)}; and slower in {len(behind)}, "
+        f"at worst {min(behind):.2f} ×."
+    )
+
+
+def start(project: dict) -> str:
+    """Return the command that clones, installs and opens the course."""
+    address = project.get("urls", {}).get("Repository")
+    told = "" if address else " (ADDRESS stands for this repository's URL)"
+    clone = f"git clone {address or 'ADDRESS'} kernel-fusion && cd kernel-fusion && make lab"
+    return f"On Linux with Python 3.11 or later{told}:\n\n```\n{clone}\n```"
+
+
+def total_time(course: Path) -> str:
+    lessons = lessons_of(course)
+    hours = sum(lesson.minutes for lesson in lessons) / 60
+    return f"The {len(lessons)} lessons take about {hours:.0f} hours. Each exercise announces its own time."
+
+
+def with_hours(course: Path) -> str:
+    """Return the map below the time that all lessons take."""
+    return f"{total_time(course)}\n\n{still_map(course)}"
 
 
 def doors(project: dict) -> str:
@@ -108,8 +143,9 @@ def parts() -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         "what was measured": results(recorded_sweep(GPU)),
-        "the map of the course": still_map(ROOT),
+        "the map of the course": with_hours(ROOT),
         "doors": doors(project),
+        "start": start(project),
     }
 
 

@@ -33,6 +33,13 @@ def test_entries_are_in_order_and_one_paragraph_each():
     assert not any("'" in term for term in terms), "GitHub and the site make different anchors of it"
 
 
+def test_a_letter_jumps_to_its_first_entry():
+    first = {}
+    for term in ENTRIES:
+        first.setdefault(term[0].upper(), anchor(term))
+    assert " · ".join(f"[{letter}](#{entry})" for letter, entry in first.items()) in GLOSSARY.splitlines()
+
+
 @pytest.mark.parametrize("term", ENTRIES)
 def test_an_entry_is_short_and_ends_with_its_lesson(term):
     text, lesson = re.fullmatch(r"(.+) (\[\d\db?\]\(\.\./notebooks/[\w.]+\))", ENTRIES[term]).groups()

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_a_part_that_is_stale_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    made = {"what was measured": "| 1 |", "the map of the course": "| 2 |", "doors": ""}
+    made = {"what was measured": "| 1 |", "the map of the course": "| 2 |", "doors": "", "start": "make lab"}
     monkeypatch.setattr(readme, "parts", lambda: made)
     page = tmp_path / "README.md"
     page.write_text("# A course\n" + "".join(f"<!-- {mark} -->\n<!-- end of {mark} -->\n" for mark in made))
@@ -45,8 +46,9 @@ def test_a_record_taken_again_changes_the_table():
     for each in later.runs:
         each["date"] = "2099-01-01"
     for record in (slower, later):
-        changed = [old != new for old, new in zip(shown.splitlines(), readme.results(record).splitlines(), strict=True)]
-        assert changed == [False] * 4 + [True] * len(readme.SWEPT)
+        lines = zip(shown.splitlines(), readme.results(record).splitlines(), strict=True)
+        changed = [old != new for old, new in lines if re.match(r"\| \d", old)]
+        assert changed == [True] * len(readme.SWEPT)
     last = later.runs[max(point["run"] for point in later.points)]
     last["versions"] = last["versions"] | {"torch": "9.9"}
     with pytest.raises(ValueError, match="too many values"):  # two machines' versions under one heading
@@ -78,6 +80,33 @@ def test_the_plain_kernel_stands_beside_ours():
     """The gain is over others' kernels, not over our own plain one."""
     times = {"fused": 3, "plain": 4, "eager": 9}
     assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 |  |  | 4 | **3** | 3.00 × |  | today |"
+
+
+def test_the_summary_counts_what_is_ahead_level_and_behind():
+    rows = [
+        f"| 01 | it | 9 | 4 |  |  | 3 | {gain} × | 9% | today |" for gain in ("8.43", "1.31", "1.01", "0.98", "0.92")
+    ]
+    assert readme.in_short(rows) == (
+        "In 5 comparisons, our kernel is faster than the best of the others in 2, by up to 8.4 ×; level, within 3 %, "
+        "in 2; and slower in 1, at worst 0.92 ×."
+    )
+
+
+def test_a_known_address_can_be_cloned_with_one_line():
+    told = readme.start({"urls": {"Repository": "https://github.com/owner/course"}})
+    assert "\ngit clone https://github.com/owner/course kernel-fusion && cd kernel-fusion && make lab\n" in told
+    assert "(ADDRESS stands for this repository's URL)" in readme.start({})
+
+
+def test_the_first_screen_tells_what_it_is_and_how_to_start_and_the_map_comes_before_the_numbers():
+    for earlier, later in (
+        ("An interactive course", "<picture>"),
+        ("<picture>", "## Quick start"),
+        ("make lab", "## The course"),
+        ("about 22 hours", "| lesson |"),
+        ("## The course", "## Measured"),
+    ):
+        assert TEXT.index(earlier) < TEXT.index(later)
 
 
 def test_links_to_the_web_only_where_the_address_is_known():

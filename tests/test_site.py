@@ -21,6 +21,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from helpers.figures import TrafficExplorer, traffic_animation, watch
 from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
+from helpers.learning import self_test
+from helpers.learning.self_tests import MIME as SEALED
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site, record_figures, record_puzzles
 from source.picture_openings import FIRST
@@ -104,13 +106,22 @@ def course(tmp_path_factory):
         )
     ]
     said.append(("", ""))
-    said.append(('self_test(answer, sealed=("WzMsICJvbmUi" "XQ=="))', "not answered yet: replace the dots"))
+    said.append(("self_test(answer, right)", self_test(..., 3, "one")))
     for source, told in (*said, ("predictions()", "all of it")):
         if not source:
             cells.append(nbformat.v4.new_markdown_cell("So much for the launches.\n\n### Your predictions\n\nAll."))
             continue
-        shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
+        data = {"text/plain": told} if type(told) is str else told._repr_mimebundle_()
+        shown = nbformat.v4.new_output("execute_result", data, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+    timed = [("stream", {"text": "on this CPU: 3 ms\n"}), ("display_data", {"data": {"text/plain": "a table of it"}})]
+    cells.append(
+        nbformat.v4.new_code_cell(
+            "import time\n\nstart = time.perf_counter()",
+            outputs=[nbformat.v4.new_output(kind, **shown) for kind, shown in timed],
+            metadata={"tags": ["nbval-ignore-output"]},
+        )
+    )
     collapsed = {"jp-MarkdownHeadingCollapsed": True}
     cells.append(nbformat.v4.new_markdown_cell("## Going further\n\nOther sizes.", metadata=collapsed))
     cells.append(nbformat.v4.new_code_cell("other_sizes()"))
@@ -306,8 +317,9 @@ def test_the_first_page_is_small(sample):
 def test_a_notebook_to_run_has_no_pictures(course):
     """They were half of the site's bytes, and running draws them again; all else stays."""
     there, here = (nbformat.read(root / "notebooks/00_small.ipynb", as_version=4) for root in (course.root, course.out))
-    kinds = [sorted(output.data) for cell in here.cells for output in cell.get("outputs", ())]
-    assert kinds == [["text/plain"]] * len(kinds)
+    shown = [output for cell in here.cells for output in cell.get("outputs", ())]
+    kinds = {kind for output in shown for kind in output.get("data", ())}
+    assert kinds == {"text/plain", SEALED}
     assert '"image/png": "' in nbformat.writes(there)
     assert len(nbformat.writes(here)) < 20_000 < len(nbformat.writes(there))
     assert [(cell.source, cell.metadata) for cell in here.cells] == [
@@ -532,6 +544,26 @@ def test_code_has_elements_only_where_it_has_colours():
     assert build_site.plain_where_plain(code) == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("@triton.jit\ndef kernel(x):\n    tl.store(x, 1)\n", "python"),
+        ("    tmp0 = tl.load(x)\n    tmp1 = tl.load(y)\n", "python"),
+        ("#include <torch/extension.h>\nint f();\n", "cpp"),
+        ("memory 11.5 GB/s\nridge point 9.6\n", ""),
+        ("x: 3\ny: 4\n", ""),
+        ("f(3)", ""),
+        ("@%p1 bra L;\n", ""),
+    ],
+)
+def test_printed_source_is_highlighted(text, language):
+    assert build_site.language_of(text) == language
+    shown = build_site.highlighted(nbformat.v4.new_output("stream", text=text))
+    assert ('<div class="highlight">' in shown) == bool(language)
+    table = nbformat.v4.new_output("display_data", {"text/plain": text, "text/html": "<table></table>"})
+    assert build_site.highlighted(table) == ""
+
+
 def test_nothing_denies_a_guess(sample, course):
     """Nothing runs on a page: what a notebook printed about no guess contradicts the form above it."""
     for site, name in ((sample, "notebooks/00_welcome"), (course, "notebooks/00_small")):
@@ -541,13 +573,28 @@ def test_nothing_denies_a_guess(sample, course):
 def test_the_last_question_takes_an_answer(chromium, address):
     page = Visit(chromium, address).open("notebooks/00_small")
     form = page.locator(".fusion-guess[data-right]")
-    assert not page.get_by_text("self_test(").count(), "no cell that cannot run"
+    assert not page.get_by_text("self_test(").count(), "no cell that cannot run, and no sealed answer"
     for typed, told in (("4", "Not 4: one."), ("many", "Type a number first, or press “Show me”."), ("3", "Right.")):
         form.get_by_role("textbox").fill(typed)
         form.get_by_role("textbox").press("Enter")
         assert form.get_by_role("status").inner_text() == told
     form.get_by_role("button", name="Show me").click()
     assert form.get_by_role("status").inner_text() == "3: one."
+
+
+def test_what_the_building_machine_timed_is_said_to_be_its(course, sample):
+    """A reader's own machine has other times, or none."""
+    for site, name in ((course, "notebooks/00_small"), (sample, "notebooks/00_welcome")):
+        text = " ".join(each.get_text() for each in markup(site.out, name).select(".output"))
+        assert text.count("On the machine that built this page:") == 1, "once per cell"
+        assert "on this CPU" not in text
+        assert "No GPU here" not in text
+    assert "on the CPU that built this page: 3 ms" in markup(course.out, "notebooks/00_small").get_text()
+
+
+def test_no_page_shows_a_sealed_answer(whole):
+    for path in whole.out.glob("notebooks/*.html"):
+        assert "sealed=" not in path.read_text(encoding="utf-8"), path.name
 
 
 def test_the_table_at_the_end_marks_how_far_off_a_guess_was(chromium, sample):
@@ -738,6 +785,32 @@ def test_a_phone_reaches_all_contents_and_results(chromium, sample):
     box = page.locator("#found a").first.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
+
+
+@pytest.mark.parametrize("typed", ["occupancy", "Bank conflict", "bank conflicts", "wave", "cold l2", "CUDA graph"])
+def test_the_search_lists_the_very_term_first_and_shows_it_in_each_excerpt(chromium, whole, typed):
+    page = Visit(chromium, f"{whole.out.as_uri()}/").open("index")
+    page.locator("#search input").fill(typed)
+    first = page.locator("#found a").first
+    first.wait_for()
+    term = typed.lower().removesuffix("s").replace(" ", "-")
+    assert first.get_attribute("href").endswith(f"docs/glossary.html#{term}")
+    for found in page.locator("#found a").all():
+        marked = " ".join(found.locator("mark").all_inner_texts()).lower()
+        words = typed.lower().removesuffix("s").split()
+        assert all(word in marked or word in found.locator("b").inner_text().lower() for word in words), (
+            found.inner_text()
+        )
+
+
+def test_a_link_to_the_glossary_lands_on_its_entry(chromium, whole):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+    for term in ("accumulator", "occupancy", "warp"):
+        visit.page.goto("about:blank")
+        visit.page.goto(f"{visit.address}docs/glossary.html#{term}")
+        top = visit.page.locator(f"#{term}").bounding_box()["y"]
+        at_end = visit.page.evaluate("scrollY + innerHeight >= document.documentElement.scrollHeight - 2")
+        assert 40 <= top < 140 or (at_end and top < 900), (term, top)
 
 
 def test_what_scrolls_can_have_the_focus_before_it_was_seen(chromium, sample):

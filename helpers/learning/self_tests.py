@@ -8,6 +8,29 @@ import math
 from helpers.learning.display_text import Unquoted, number
 
 LINE = 64  # characters of a seal per line of a cell
+MIME = "application/vnd.kernel-fusion.seal+json"
+
+
+class NotAnswered(Unquoted):
+    """The line below an open question. It carries the sealed answer to a page where nothing runs."""
+
+    def __new__(cls, correct: float, hint: str):
+        shown = super().__new__(cls, "not answered yet: replace the dots with your number and run the cell")
+        shown.sealed = seal(correct, hint)
+        return shown
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        return {"text/plain": str(self), MIME: {"sealed": self.sealed}}
+
+
+def seal(correct: float | None, hint: str) -> str:
+    return base64.b64encode(json.dumps([correct, hint]).encode()).decode()
+
+
+def unsealed(sealed: str) -> tuple[float | None, str]:
+    """Return the right answer, None if a cell computes it, and the hint."""
+    correct, hint = json.loads(base64.b64decode(sealed))
+    return correct, hint
 
 
 def self_test(
@@ -22,10 +45,10 @@ def self_test(
         TypeError: the answer is not a number.
     """
     if sealed:
-        known, hint = json.loads(base64.b64decode(sealed))
+        known, hint = unsealed(sealed)
         correct = known if correct is None else correct
     if answer is None or answer is ...:
-        return Unquoted("not answered yet: replace the dots with your number and run the cell")
+        return NotAnswered(float(correct), hint)
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         raise TypeError(f"an answer is a number, got {answer!r}: write it without quotes or unit")
     if math.isclose(answer, correct, rel_tol=within):
@@ -49,9 +72,9 @@ def with_seals(source: str) -> str:
             case ast.Name(id="self_test"), [answer, correct, ast.Constant(value=str(hint))]:
                 named = any(isinstance(node, ast.Name) for node in ast.walk(correct))
                 known = None if named else eval(compile(ast.Expression(correct), "", "eval"), {"__builtins__": {}})
-                seal = base64.b64encode(json.dumps([known, hint]).encode()).decode()
+                hidden = seal(known, hint)
                 shown = [ast.unparse(answer), *([ast.unparse(correct)] if named else [])]
-                parts = [f'        "{seal[at : at + LINE]}"' for at in range(0, len(seal), LINE)]
+                parts = [f'        "{hidden[at : at + LINE]}"' for at in range(0, len(hidden), LINE)]
                 more = [ast.unparse(each) for each in call.keywords if each.arg != "hint"]
                 told = ["self_test("] + [f"    {each}," for each in (*shown, *more)]
                 told += ["    sealed=(", *parts, "    ),", ")"]

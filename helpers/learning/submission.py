@@ -4,6 +4,7 @@ An exercise notebook carries its own original, written by the build: the code ce
 check's output for a pass. So if a check cell is edited, deleted or moved, its original still runs.
 """
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -85,7 +86,10 @@ def in_words(cell: dict) -> str:
 
 
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
-    """Count code cells that were added, or changed outside the answers; a solution's hidden checks don't count."""
+    """Count code cells that were added, or changed outside the answers.
+
+    A solution's hidden checks don't count, nor do cells that only ask for hints, as each exercise suggests.
+    """
     unchanged = {cell["source"].strip() for cell in original}
     hidden = {cell["id"] for cell in original if "points" in cell and cell.get("pass", "shown") is None}
     return sum(
@@ -93,8 +97,20 @@ def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -
         and grade_id_of(cell) not in answers.keys() | hidden
         and bool(text_of(cell).strip())
         and text_of(cell).strip() not in unchanged
+        and not only_asks_for_hints(text_of(cell))
         for cell in notebook["cells"]
     )
+
+
+def only_asks_for_hints(source: str) -> bool:
+    """Return whether each statement is `hint` or a call such as `hint(1)` or `hint("values", 2)`."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    asked = [each.value for each in statements if isinstance(each, ast.Expr)]
+    functions = [each.func if isinstance(each, ast.Call) else each for each in asked]
+    return len(asked) == len(statements) and all(isinstance(each, ast.Name) and each.id == "hint" for each in functions)
 
 
 def read_notebook(path: Path) -> dict:

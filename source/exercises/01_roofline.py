@@ -13,17 +13,11 @@
 # $$\text{performance at best} = \min(\text{peak},\ \text{bandwidth} \times \text{intensity})$$
 #
 # **The picture**
-#
-# ```text
-#   FLOP/s |          ridge
-#     peak |           .________________
-#          |         ./:
-#          |       ./  :
-#          |     ./    :     left of the ridge:  memory-bound
-#          |   ./      :     right of the ridge:  compute-bound
-#          | ./        :
-#          +-----------:-----------------  FLOP/byte
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("01")
 
 # %%
 import math  # for your answers
@@ -51,144 +45,15 @@ flops, nbytes = relu(4096, 4096, 2)
 print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
+# ## Your answers
+#
 # **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python. You can't import
 # anything else, or use any other name from this notebook. `fusion check` and the grader reject such a line and report
 # it. (Outside the answer cells, do what you like.)
 #
-# ## An addition
-#
-# `c = a + b`, three tensors of `rows` × `columns`.
-
-
-# %% grade_id="vector-add-answer"
-def vector_add(rows, columns, itemsize):
-    """FLOP, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    numbers = rows * columns
-    # One addition per element. a and b come in and c goes out. Everyone counts the reads and
-    # forgets the write.
-    return numbers, 3 * numbers * itemsize
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## A softmax, unfused and fused
-#
-# Unfused, a softmax over each row takes five launches:
-#
-# | launch | in | out |
-# |---|---|---|
-# | `m = max(x)` of each row | x | one value per row |
-# | `d = x - m` | x, m | d |
-# | `e = exp(d)` | d | e |
-# | `s = sum(e)` of each row | e | one value per row |
-# | `y = e / s` | e, s | y |
-#
-# Taking the maximum or the sum of a row of C elements counts as C FLOP. The fused version computes the same thing in
-# one launch.
-
-
-# %% grade_id="softmax-answer"
-def softmax(rows, columns, itemsize, fused):
-    """FLOP, bytes; `fused` is True or False."""
-    # About 5 lines.
-    # BEGIN SOLUTION
-    numbers = rows * columns
-    # max, -, exp, sum and / are one FLOP per element each. Fusing changes where intermediates live,
-    # not what is computed.
-    flops = 5 * numbers
-    if fused:
-        # x in, y out. Everything in between stays on the chip.
-        return flops, 2 * numbers * itemsize
-    # Five launches read x or a tensor of its size (5), and three of them write one (3). m and s are
-    # written once and read once, with one value per row. That's next to nothing, but it counts.
-    return flops, (8 * numbers + 4 * rows) * itemsize
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## A matrix product
-#
-# `y = x @ w`, where x is `rows` × `inner` and w is `inner` × `columns`. Each element of y is a sum of `inner`
-# products, and a multiply-add counts as two FLOP.
-
-
-# %% grade_id="product-answer"
-def product(rows, inner, columns, itemsize):
-    """FLOP, bytes."""
-    # About 3 lines.
-    # BEGIN SOLUTION
-    flops = 2 * rows * inner * columns
-    # Each matrix moves once: x, w and y. That's the minimum, and it takes a kernel that keeps
-    # everything it reuses on the chip.
-    numbers = rows * inner + inner * columns + rows * columns
-    return flops, numbers * itemsize
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## Which limit?
-#
-# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`. An
-# operation exactly on the ridge counts as compute-bound, because more bandwidth wouldn't make it faster.
-
-
-# %% grade_id="bound-answer"
-def ridge(peak, bandwidth):
-    """FLOP/byte."""
-    # About 1 line.
-    # BEGIN SOLUTION
-    # The slope, bandwidth x intensity, meets the flat line, peak, where the intensity is peak /
-    # bandwidth.
-    return peak / bandwidth
-    # END SOLUTION
-
-
-def bound(flops, nbytes, peak, bandwidth):
-    """ "memory" or "compute"."""
-    # About 1 line.
-    # BEGIN SOLUTION
-    # Left of the ridge, memory can't deliver as fast as the units compute. On the ridge both are
-    # busy. More bandwidth wouldn't help there, so it counts as compute-bound.
-    return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## Which GPU?
-#
-# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is compute-bound.
-# Here are the GPUs that the course knows, in fp16:
-
-# %%
-rows = []
-for name, (peak, bandwidth) in roofline_questions.fp16_gpus().items():
-    rows.append((name, f"{peak / 1e12:.0f}", f"{bandwidth / 1e9:.0f}"))
-table(("GPU", "TFLOP/s", "GB/s"), rows)
-
-
-# %% grade_id="gpus-answer"
-def compute_bound_on(flops, nbytes, gpus):
-    """A list of names, in any order."""
-    # About 3 lines.
-    # BEGIN SOLUTION
-    # These aren't the fastest GPUs, but those whose memory keeps up with their arithmetic: what
-    # counts is a low ridge, not a high peak.
-    return [
-        name
-        for name, (peak, bandwidth) in gpus.items()
-        if bound(flops, nbytes, peak, bandwidth) == "compute"
-    ]
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks with
-# other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
+# are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -234,6 +99,24 @@ hint = Hints(
 hint
 
 # %% [markdown]
+# ## An addition
+#
+# `c = a + b`, three tensors of `rows` × `columns`.
+
+
+# %% grade_id="vector-add-answer"
+def vector_add(rows, columns, itemsize):
+    """FLOP, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    numbers = rows * columns
+    # One addition per element. a and b come in and c goes out. Everyone counts the reads and
+    # forgets the write.
+    return numbers, 3 * numbers * itemsize
+    # END SOLUTION
+
+
+# %% [markdown]
 # **The addition.**
 
 # %% grade_id="vector-add" points=1
@@ -249,6 +132,41 @@ check_numbers(
     parts=("FLOP", "bytes"),
     name="vector-add",
 )
+
+# %% [markdown]
+# ## A softmax, unfused and fused
+#
+# Unfused, a softmax over each row takes five launches:
+#
+# | launch | in | out |
+# |---|---|---|
+# | `m = max(x)` of each row | x | one value per row |
+# | `d = x - m` | x, m | d |
+# | `e = exp(d)` | d | e |
+# | `s = sum(e)` of each row | e | one value per row |
+# | `y = e / s` | e, s | y |
+#
+# Taking the maximum or the sum of a row of C elements counts as C FLOP. The fused version computes the same thing in
+# one launch.
+
+
+# %% grade_id="softmax-answer"
+def softmax(rows, columns, itemsize, fused):
+    """FLOP, bytes; `fused` is True or False."""
+    # About 5 lines.
+    # BEGIN SOLUTION
+    numbers = rows * columns
+    # max, -, exp, sum and / are one FLOP per element each. Fusing changes where intermediates live,
+    # not what is computed.
+    flops = 5 * numbers
+    if fused:
+        # x in, y out. Everything in between stays on the chip.
+        return flops, 2 * numbers * itemsize
+    # Five launches read x or a tensor of its size (5), and three of them write one (3). m and s are
+    # written once and read once, with one value per row. That's next to nothing, but it counts.
+    return flops, (8 * numbers + 4 * rows) * itemsize
+    # END SOLUTION
+
 
 # %% [markdown]
 # **The softmax**, fused and unfused.
@@ -269,6 +187,26 @@ check_numbers(
 )
 
 # %% [markdown]
+# ## A matrix product
+#
+# `y = x @ w`, where x is `rows` × `inner` and w is `inner` × `columns`. Each element of y is a sum of `inner`
+# products, and a multiply-add counts as two FLOP.
+
+
+# %% grade_id="product-answer"
+def product(rows, inner, columns, itemsize):
+    """FLOP, bytes."""
+    # About 3 lines.
+    # BEGIN SOLUTION
+    flops = 2 * rows * inner * columns
+    # Each matrix moves once: x, w and y. That's the minimum, and it takes a kernel that keeps
+    # everything it reuses on the chip.
+    numbers = rows * inner + inner * columns + rows * columns
+    return flops, numbers * itemsize
+    # END SOLUTION
+
+
+# %% [markdown]
 # **The product.**
 
 # %% grade_id="product" points=1
@@ -284,6 +222,34 @@ check_numbers(
     parts=("FLOP", "bytes"),
     name="product",
 )
+
+# %% [markdown]
+# ## Which limit?
+#
+# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`. An
+# operation exactly on the ridge counts as compute-bound, because more bandwidth wouldn't make it faster.
+
+
+# %% grade_id="bound-answer"
+def ridge(peak, bandwidth):
+    """FLOP/byte."""
+    # About 1 line.
+    # BEGIN SOLUTION
+    # The slope, bandwidth x intensity, meets the flat line, peak, where the intensity is peak /
+    # bandwidth.
+    return peak / bandwidth
+    # END SOLUTION
+
+
+def bound(flops, nbytes, peak, bandwidth):
+    """ "memory" or "compute"."""
+    # About 1 line.
+    # BEGIN SOLUTION
+    # Left of the ridge, memory can't deliver as fast as the units compute. On the ridge both are
+    # busy. More bandwidth wouldn't help there, so it counts as compute-bound.
+    return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
+    # END SOLUTION
+
 
 # %% [markdown]
 # **The ridge**, for the course's GPUs and for some others.
@@ -328,6 +294,34 @@ check_numbers(
 )
 
 # %% [markdown]
+# ## Which GPU?
+#
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is compute-bound.
+# Here are the GPUs that the course knows, in fp16:
+
+# %%
+rows = []
+for name, (peak, bandwidth) in roofline_questions.fp16_gpus().items():
+    rows.append((name, f"{peak / 1e12:.0f}", f"{bandwidth / 1e9:.0f}"))
+table(("GPU", "TFLOP/s", "GB/s"), rows)
+
+
+# %% grade_id="gpus-answer"
+def compute_bound_on(flops, nbytes, gpus):
+    """A list of names, in any order."""
+    # About 3 lines.
+    # BEGIN SOLUTION
+    # These aren't the fastest GPUs, but those whose memory keeps up with their arithmetic: what
+    # counts is a low ridge, not a high peak.
+    return [
+        name
+        for name, (peak, bandwidth) in gpus.items()
+        if bound(flops, nbytes, peak, bandwidth) == "compute"
+    ]
+    # END SOLUTION
+
+
+# %% [markdown]
 # **On which GPUs?** First the course's GPUs, then some made-up ones.
 
 # %% grade_id="gpus" points=2
@@ -342,6 +336,9 @@ check_numbers(
     + [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})],
     name="gpus",
 )
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-work" points=1
 # Grading tries other sizes here.

@@ -12,14 +12,11 @@
 # \sum_{\text{outputs}} \text{elements} \times \text{itemsize} \Bigr)$$
 #
 # **The picture**, for `y = x * scale + bias`, rows R, columns C:
-#
-# ```text
-#       x  R*C        t  R*C                  t  R*C        y  R*C
-#          \         ^                           \         ^
-#           [ launch ]                            [ launch ]
-#          /                                     /
-#   scale  C   (each value once)           bias  C
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("02")
 
 # %%
 import math  # for your answers
@@ -58,177 +55,15 @@ print(count_scaled_sum(100, 50))
 measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
+# ## Your answers
+#
 # **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else, or use
 # any other name from this notebook. `fusion check` and the grader reject such a line and report it. Each answer returns
 # two numbers: **launches, bytes**.
 #
-# ## 1. Scale and shift
-#
-# `scale` and `bias` have `columns` elements each.
-
-
-# %%
-def affine(x, scale, bias):
-    return x * scale + bias
-
-
-# %% grade_id="count-affine"
-def count_affine(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    n = rows * columns
-    # Two launches. Each reads a whole tensor and one row, and writes a whole tensor. Broadcasting
-    # reads a small tensor once, not once per row.
-    return 2, 4 * (2 * (n + columns) + 2 * n)
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## 2. In place
-
-
-# %%
-def in_place(x):
-    return x.mul_(2).add_(1)
-
-
-# %% grade_id="count-in-place"
-def count_in_place(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    n = rows * columns
-    # Each launch reads and writes x. Working in place saves the space for a second tensor, but no
-    # traffic.
-    return 2, 4 * 4 * n
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## 3. Turned around
-
-
-# %%
-def turned(x):
-    return x.t().contiguous().view(-1)
-
-
-# %% grade_id="count-turned"
-def count_turned(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    # t() and view(-1) only change shape and strides. contiguous() moves all elements.
-    return 1, 4 * 2 * rows * columns
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## 4. Minus the mean of each row
-
-
-# %%
-def centred(x):
-    return x - x.mean(dim=1, keepdim=True)
-
-
-# %% grade_id="count-centred"
-def count_centred(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    n = rows * columns
-    # The mean reads x and writes one value per row. The subtraction reads x again, and those
-    # values.
-    return 2, 4 * ((n + rows) + (n + rows + n))
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## 5. Chosen by a mask
-#
-# `mask` is a bool tensor of x's shape, `y` a float32 tensor of x's shape.
-
-
-# %%
-def chosen(mask, x, y):
-    return torch.where(mask, x, y)
-
-
-# %% grade_id="count-chosen"
-def count_chosen(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    # Every element of both is read, whether it's chosen or not. A bool takes a byte, not a bit.
-    return 1, rows * columns * (1 + 4 + 4 + 4)
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## 6. In half precision
-
-
-# %%
-def halved(x):
-    return x.half() * 2
-
-
-# %% grade_id="count-halved"
-def count_halved(rows, columns):
-    """Launches, bytes."""
-    # About 2 lines.
-    # BEGIN SOLUTION
-    # The conversion reads 4 bytes per element and writes 2. After that, elements have 2 bytes.
-    return 2, rows * columns * ((4 + 2) + (2 + 2))
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## The worked example
-#
-# You'll hear this claim: *take a linear layer and GELU, both with `features` columns, on `rows` rows in float32.
-# Unfused, the layer reads x and writes y, then GELU reads y and writes z. Fused, you read x and write z, so that's half
-# the traffic.*
-
-
-# %%
-def claimed(rows, features):
-    unfused = 4 * 4 * rows * features
-    fused = 4 * 2 * rows * features
-    return unfused, fused
-
-
-unfused, fused = claimed(1024, 4096)
-print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
-
-# %% [markdown]
-# But to compute `gelu(linear(x, weight, bias))`, you also have to read something else: weight is `features` ×
-# `features`, and bias has `features` elements. Count all the bytes, both unfused (two launches) and fused (one launch
-# that keeps y on the chip).
-
-
-# %% grade_id="count-linear-gelu"
-def linear_gelu(rows, features):
-    """Bytes unfused, bytes fused."""
-    # About 4 lines.
-    # BEGIN SOLUTION
-    activations, parameters = rows * features, features * features + features
-    # x, weight and bias in, y out; then y in, z out. Every row needs all the weights, but they only
-    # move once.
-    unfused = 4 * (4 * activations + parameters)
-    # Fusing saves y's round trip. It can't save the weights.
-    return unfused, unfused - 4 * 2 * activations
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks with
-# other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
+# are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -269,7 +104,7 @@ hint = Hints(
 hint
 
 
-# %%
+# %% tags=["hide-input"]
 def fp32(rows, columns):
     return torch.rand(rows, columns)
 
@@ -285,6 +120,29 @@ shapes = [
 parts = ("launches", "bytes")
 
 # %% [markdown]
+# ## 1. Scale and shift
+#
+# `scale` and `bias` have `columns` elements each.
+
+
+# %%
+def affine(x, scale, bias):
+    return x * scale + bias
+
+
+# %% grade_id="count-affine"
+def count_affine(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # Two launches. Each reads a whole tensor and one row, and writes a whole tensor. Broadcasting
+    # reads a small tensor once, not once per row.
+    return 2, 4 * (2 * (n + columns) + 2 * n)
+    # END SOLUTION
+
+
+# %% [markdown]
 # **Scale and shift.**
 
 # %% grade_id="affine" points=1
@@ -296,6 +154,27 @@ check_counts(
     parts,
     name="affine",
 )
+
+# %% [markdown]
+# ## 2. In place
+
+
+# %%
+def in_place(x):
+    return x.mul_(2).add_(1)
+
+
+# %% grade_id="count-in-place"
+def count_in_place(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # Each launch reads and writes x. Working in place saves the space for a second tensor, but no
+    # traffic.
+    return 2, 4 * 4 * n
+    # END SOLUTION
+
 
 # %% [markdown]
 # **In place.**
@@ -311,6 +190,25 @@ check_counts(
 )
 
 # %% [markdown]
+# ## 3. Turned around
+
+
+# %%
+def turned(x):
+    return x.t().contiguous().view(-1)
+
+
+# %% grade_id="count-turned"
+def count_turned(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # t() and view(-1) only change shape and strides. contiguous() moves all elements.
+    return 1, 4 * 2 * rows * columns
+    # END SOLUTION
+
+
+# %% [markdown]
 # **Turned around.**
 
 # %% grade_id="turned" points=1
@@ -321,6 +219,27 @@ tall = [
 check_counts(
     count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned"
 )
+
+# %% [markdown]
+# ## 4. Minus the mean of each row
+
+
+# %%
+def centred(x):
+    return x - x.mean(dim=1, keepdim=True)
+
+
+# %% grade_id="count-centred"
+def count_centred(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # The mean reads x and writes one value per row. The subtraction reads x again, and those
+    # values.
+    return 2, 4 * ((n + rows) + (n + rows + n))
+    # END SOLUTION
+
 
 # %% [markdown]
 # **Minus the mean.**
@@ -336,6 +255,27 @@ check_counts(
 )
 
 # %% [markdown]
+# ## 5. Chosen by a mask
+#
+# `mask` is a bool tensor of x's shape, `y` a float32 tensor of x's shape.
+
+
+# %%
+def chosen(mask, x, y):
+    return torch.where(mask, x, y)
+
+
+# %% grade_id="count-chosen"
+def count_chosen(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # Every element of both is read, whether it's chosen or not. A bool takes a byte, not a bit.
+    return 1, rows * columns * (1 + 4 + 4 + 4)
+    # END SOLUTION
+
+
+# %% [markdown]
 # **Chosen by a mask.**
 
 # %% grade_id="chosen" points=1
@@ -349,12 +289,68 @@ check_counts(
 )
 
 # %% [markdown]
+# ## 6. In half precision
+
+
+# %%
+def halved(x):
+    return x.half() * 2
+
+
+# %% grade_id="count-halved"
+def count_halved(rows, columns):
+    """Launches, bytes."""
+    # About 2 lines.
+    # BEGIN SOLUTION
+    # The conversion reads 4 bytes per element and writes 2. After that, elements have 2 bytes.
+    return 2, rows * columns * ((4 + 2) + (2 + 2))
+    # END SOLUTION
+
+
+# %% [markdown]
 # **In half precision.**
 
 # %% grade_id="halved" points=1
 check_counts(
     count_halved, halved, lambda rows, columns: (fp32(rows, columns),), shapes, parts, name="halved"
 )
+
+# %% [markdown]
+# ## The worked example
+#
+# You'll hear this claim: *take a linear layer and GELU, both with `features` columns, on `rows` rows in float32.
+# Unfused, the layer reads x and writes y, then GELU reads y and writes z. Fused, you read x and write z, so that's half
+# the traffic.*
+
+
+# %%
+def claimed(rows, features):
+    unfused = 4 * 4 * rows * features
+    fused = 4 * 2 * rows * features
+    return unfused, fused
+
+
+unfused, fused = claimed(1024, 4096)
+print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
+
+# %% [markdown]
+# But to compute `gelu(linear(x, weight, bias))`, you also have to read something else: weight is `features` ×
+# `features`, and bias has `features` elements. Count all the bytes, both unfused (two launches) and fused (one launch
+# that keeps y on the chip).
+
+
+# %% grade_id="count-linear-gelu"
+def linear_gelu(rows, features):
+    """Bytes unfused, bytes fused."""
+    # About 4 lines.
+    # BEGIN SOLUTION
+    activations, parameters = rows * features, features * features + features
+    # x, weight and bias in, y out; then y in, z out. Every row needs all the weights, but they only
+    # move once.
+    unfused = 4 * (4 * activations + parameters)
+    # Fusing saves y's round trip. It can't save the weights.
+    return unfused, unfused - 4 * 2 * activations
+    # END SOLUTION
 
 
 # %% [markdown]
@@ -389,6 +385,9 @@ check_numbers(
     within=0.0,
     name="worked-example",
 )
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-shapes" points=1
 # Grading meters other shapes here.

@@ -10,15 +10,11 @@
 # u = \sqrt{2/\pi}\,\bigl(s + 0.044715\,s^3\bigr)$$
 #
 # **The picture**, for 10 elements and blocks of 4:
-#
-# ```text
-#   a   0 1 2 3 | 4 5 6 7 | 8 9 . .
-#   b   0 1 2 3 | 4 5 6 7 | 8 9 . .      . lanes without an element: masked
-#           |         |         |
-#       program 0  program 1  program 2   s = a + b stays in a register
-#           |         |         |
-#   y   0 1 2 3 | 4 5 6 7 | 8 9 . .
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("03")
 
 # %%
 import torch

@@ -14,16 +14,11 @@
 # with $u_e$ = `tl.rand(seed, e)`, a number from 0 to 1 that depends only on the seed and $e$.
 #
 # **The picture**, a row of 10 elements, blocks of 4:
-#
-# ```text
-#   e     20 21 22 23 | 24 25 26 27 | 28 29  .  .     . lanes without an element: masked
-#   b      0  1  2  3 |  4  5  6  7 |  8  9  .  .     one bias per column
-#   u     .9 .4 .1 .6 | .3 .8 .2 .7 | .5 .0           made from the seed, in registers
-#   keep   1  1  0  1 |  1  1  0  1 |  1  0           p = 0.25: kept where u >= p
-#
-#   forward   x, b, r in, y out          backward   dL/dy in, dL/dx out
-#             u made here                           u made here again: no mask in memory
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("04")
 
 # %%
 import torch
@@ -80,12 +75,89 @@ def reference_backward(grad_y, p, seed):
 # %% [markdown]
 # You don't need a kernel for the other two gradients: the residual's is `grad_y` itself, and the bias's is x's gradient
 # summed over the rows.
-#
-# ## Forward
+
+# %% [markdown]
+# ## Your answers
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
 # copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
 # import or name and report the line.
+#
+# Each answer's checks come right after it. Run them as often as you like. They're worth 13 of the 15 points; the other
+# 2 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    **{
+        "drop-rate": {
+            "is multiplied by": (
+                "Dropping a share p of the elements makes the mean smaller. What do you do to "
+                "the rest so that the mean stays the same?",
+                "Divide what you keep by 1 - p.",
+            ),
+            "": (
+                "Which elements are dropped: those whose number is below p, or those above?",
+                "kept = tl.rand(seed, element) >= p, and the kept elements are divided by 1 - p.",
+            ),
+        },
+        "values": {
+            "Look at each element's number": (
+                "This is the first case with several rows. Which numbers does your kernel pass to "
+                "tl.rand, and which are the offsets of x and of the bias?",
+                "The element's number, row * columns + column, is both its offset and the argument "
+                "for tl.rand. The bias is indexed by the column.",
+            ),
+            "": (
+                "Look at the first wrong index. Is the value off by a factor or by a bias, or was "
+                "it dropped where it shouldn't be?",
+                "The element's number is row * columns + column, whatever block it is in; the bias "
+                "goes by the column. Bias before dropout, residual after.",
+            ),
+        },
+        "traffic": (
+            "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: "
+            "they all cost traffic.",
+            "x and residual are read and y is written: 12 B/element, not counting the bias. Add "
+            "the bias in the kernel, not outside.",
+        ),
+        "large": (
+            "Kernel integers are int32 unless an operand is int64. Which product in your "
+            "offsets can pass 2^31?",
+            "tl.program_id(0).to(tl.int64), before you multiply it; in both kernels.",
+        ),
+        "gradient": {
+            "each element's number": (
+                "Elements of a single row may be correct. What does your kernel pass to tl.rand?",
+                "Pass it the element's number in the whole tensor, as in the forward pass.",
+            ),
+            "": (
+                "Differentiate y by x for an element that is kept, then for one that is dropped.",
+                "The gradient uses the same scale and mask as the forward pass, but no bias or "
+                "residual.",
+            ),
+        },
+        "same-mask": (
+            "tl.rand gives the same number for the same two arguments. Are they the same in both "
+            "kernels?",
+            "Pass it the element's number in the whole tensor in both kernels, not its position "
+            "in the block or its column.",
+        ),
+        "no-stored-mask": (
+            "What does your backward pass read apart from the gradient?",
+            "It reads one gradient and writes the other: 8 B/element. The mask comes from tl.rand, "
+            "not from memory.",
+        ),
+        "large-gradient": (
+            "This is the forward pass's problem again. Where do you compute an element's number?",
+            "tl.program_id(0).to(tl.int64), before you multiply it.",
+        ),
+    }
+)
+hint
+
+# %% [markdown]
+# ## Forward
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
 # elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. NaN or infinity in a
@@ -139,6 +211,66 @@ def forward(x, bias, residual, p, seed):
 
 
 # %% [markdown]
+# **How much is dropped?** We run it on ones at p = 0.3, and also check the scale of the elements that are kept.
+
+# %% grade_id="drop-rate" points=2
+check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
+
+# %% [markdown]
+# **Does the forward compute the right thing?** We try shapes from a single element to 3 rows of 1025, views, three
+# dtypes, and an empty tensor.
+
+
+# %%
+def of_forward(rows, columns, draw):
+    return [draw(rows, columns), draw(columns), draw(rows, columns)]
+
+
+shapes, rates = ((1, 1), (1, 8), (2, 127), (3, 1025)), (0.3, 0.5, 0.3, 0.1, 0.0)
+
+# %% grade_id="values" points=3
+check_values(
+    forward,
+    reference,
+    dropout_cases(4, of_forward, shapes, rates),
+    unlike=DROPOUT_MISTAKES,
+    name="values",
+)
+
+# %% [markdown]
+# **Is the forward fused?** It should be one launch that moves 12 B/element: it reads x and residual once, writes y
+# once, and doesn't touch a mask.
+
+# %% grade_id="traffic" points=2
+check_traffic(
+    forward,
+    (x, bias, residual, 0.3, 7),
+    launches=1,
+    bytes_per_element=12,
+    cached=(1,),
+    name="traffic",
+)
+
+# %% [markdown]
+# **Can it handle a large tensor?** We test 2^22 rows of 1024 without allocating them: your launcher gets tensors that
+# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
+# off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the
+# rest.
+
+
+# %%
+def on_device(*shape):
+    return torch.randn(shape, device=device)
+
+
+def rows_forward(rows):
+    return *of_forward(rows, 1024, on_device), 0.3, 7
+
+
+# %% grade_id="large" points=1
+check_offsets(forward, rows_forward, sizes=(8, 16), size=2**22, programs=108, name="large")
+
+# %% [markdown]
 # ## Backward
 #
 # The backward pass gets the gradient of the result, plus the same p and seed, and **nothing else**. If it needs
@@ -180,109 +312,6 @@ def backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 13 of the 15 points; the other 2 are for two hidden checks
-# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
-# the check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    **{
-        "drop-rate": {
-            "is multiplied by": (
-                "Dropping a share p of the elements makes the mean smaller. What do you do to "
-                "the rest so that the mean stays the same?",
-                "Divide what you keep by 1 - p.",
-            ),
-            "": (
-                "Which elements are dropped: those whose number is below p, or those above?",
-                "kept = tl.rand(seed, element) >= p, and the kept elements are divided by 1 - p.",
-            ),
-        },
-        "values": {
-            "Look at each element's number": (
-                "This is the first case with several rows. Which numbers does your kernel pass to "
-                "tl.rand, and which are the offsets of x and of the bias?",
-                "The element's number, row * columns + column, is both its offset and the argument "
-                "for tl.rand. The bias is indexed by the column.",
-            ),
-            "": (
-                "Look at the first wrong index. Is the value off by a factor or by a bias, or was "
-                "it dropped where it shouldn't be?",
-                "The element's number is row * columns + column, whatever block it is in; the bias "
-                "goes by the column. Bias before dropout, residual after.",
-            ),
-        },
-        "gradient": {
-            "each element's number": (
-                "Elements of a single row may be correct. What does your kernel pass to tl.rand?",
-                "Pass it the element's number in the whole tensor, as in the forward pass.",
-            ),
-            "": (
-                "Differentiate y by x for an element that is kept, then for one that is dropped.",
-                "The gradient uses the same scale and mask as the forward pass, but no bias or "
-                "residual.",
-            ),
-        },
-        "same-mask": (
-            "tl.rand gives the same number for the same two arguments. Are they the same in both "
-            "kernels?",
-            "Pass it the element's number in the whole tensor in both kernels, not its position "
-            "in the block or its column.",
-        ),
-        "traffic": (
-            "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: "
-            "they all cost traffic.",
-            "x and residual are read and y is written: 12 B/element, not counting the bias. Add "
-            "the bias in the kernel, not outside.",
-        ),
-        "no-stored-mask": (
-            "What does your backward pass read apart from the gradient?",
-            "It reads one gradient and writes the other: 8 B/element. The mask comes from tl.rand, "
-            "not from memory.",
-        ),
-        "large": (
-            "Kernel integers are int32 unless an operand is int64. Which product in your "
-            "offsets can pass 2^31?",
-            "tl.program_id(0).to(tl.int64), before you multiply it; in both kernels.",
-        ),
-        "large-gradient": (
-            "This is the forward pass's problem again. Where do you compute an element's number?",
-            "tl.program_id(0).to(tl.int64), before you multiply it.",
-        ),
-    }
-)
-hint
-
-# %% [markdown]
-# **How much is dropped?** We run it on ones at p = 0.3, and also check the scale of the elements that are kept.
-
-# %% grade_id="drop-rate" points=2
-check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
-
-# %% [markdown]
-# **Does the forward compute the right thing?** We try shapes from a single element to 3 rows of 1025, views, three
-# dtypes, and an empty tensor.
-
-
-# %%
-def of_forward(rows, columns, draw):
-    return [draw(rows, columns), draw(columns), draw(rows, columns)]
-
-
-shapes, rates = ((1, 1), (1, 8), (2, 127), (3, 1025)), (0.3, 0.5, 0.3, 0.1, 0.0)
-
-# %% grade_id="values" points=3
-check_values(
-    forward,
-    reference,
-    dropout_cases(4, of_forward, shapes, rates),
-    unlike=DROPOUT_MISTAKES,
-    name="values",
-)
-
-# %% [markdown]
 # **And the backward?** It gets gradients of the same shapes.
 
 
@@ -303,20 +332,6 @@ check_values(
 check_same_mask(forward, backward, p=0.5, seed=11, name="same-mask")
 
 # %% [markdown]
-# **Is the forward fused?** It should be one launch that moves 12 B/element: it reads x and residual once, writes y
-# once, and doesn't touch a mask.
-
-# %% grade_id="traffic" points=2
-check_traffic(
-    forward,
-    (x, bias, residual, 0.3, 7),
-    launches=1,
-    bytes_per_element=12,
-    cached=(1,),
-    name="traffic",
-)
-
-# %% [markdown]
 # **Is nothing stored?** The backward should also be one launch. It moves 8 B/element, because it reads one gradient
 # and writes the other.
 
@@ -324,32 +339,21 @@ check_traffic(
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: each launcher gets tensors that
-# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
-# off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the
-# rest.
+# **Can the backward handle a large tensor?** It gets as many rows.
 
 
 # %%
-def on_device(*shape):
-    return torch.randn(shape, device=device)
-
-
-def rows_forward(rows):
-    return *of_forward(rows, 1024, on_device), 0.3, 7
-
-
 def rows_backward(rows):
     return *of_backward(rows, 1024, on_device), 0.3, 7
 
-
-# %% grade_id="large" points=1
-check_offsets(forward, rows_forward, sizes=(8, 16), size=2**22, programs=108, name="large")
 
 # %% grade_id="large-gradient" points=1
 check_offsets(
     backward, rows_backward, sizes=(8, 16), size=2**22, programs=108, name="large-gradient"
 )
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-values" points=1
 # Grading checks other shapes, rates and values here.

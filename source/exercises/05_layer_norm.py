@@ -11,16 +11,11 @@
 # \mu = \tfrac1n \sum x, \qquad \sigma^2 = \tfrac1n \sum (x - \mu)^2$$
 #
 # **The picture**, for rows of 5 elements and a block of 8 positions:
-#
-# ```text
-#   x   row 0   0 1 2 3 4 . . .   program 0     . positions past the row's end
-#       row 1   0 1 2 3 4 . . .   program 1
-#                    |
-#             mean, then variance: two sums over the row, in registers
-#                    |
-#   y   row 0   0 1 2 3 4
-#       row 1   0 1 2 3 4
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("05")
 
 # %%
 import torch

@@ -9,15 +9,11 @@
 # $$s = x + r, \qquad y = \frac{s}{\sqrt{\tfrac1n \sum s^2 + \varepsilon}} \cdot w$$
 #
 # **The picture**:
-#
-# ```text
-#   x  ----\
-#           + --> s --+-----------------> s   the next layer's residual
-#   r  ----/          |
-#                     +--> / rms, * w --> y   what this layer works on
-#
-#          s stays in registers between the two
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("05b")
 
 # %%
 import torch

@@ -17,14 +17,11 @@
 # row are NaN if it has a NaN or +infinity, or nothing except -infinity. The indices of such a row aren't checked.
 #
 # **The picture**, for one row and k = 2:
-#
-# ```text
-#   x        2   7   1   7   3   .   .   .      . positions past the row's end
-#   p      .00 .49 .00 .49 .01
-#   left   .00 .49 .00 .49 .01  -1  -1  -1      round 1: 1 wins
-#   left   .00  -1 .00 .49 .01  -1  -1  -1      round 2: 3 wins
-#   values .49 .49    indices 1 3
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("06")
 
 # %%
 import torch

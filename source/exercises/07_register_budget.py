@@ -14,15 +14,11 @@
 # $$\text{numbers per thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
 # **The picture**, for a tile of 4 rows of 256 numbers:
-#
-# ```text
-#   num_warps = 4                            num_warps = 16
-#   128 threads, 8 numbers each              512 threads, 2 numbers each
-#   +---------------------------------+      +---------------------------------+
-#   |xxxxxxxx|xxxxxxxx|xxxxxxxx| ...  |      |xx|xx|xx|xx|xx|xx|xx|xx|xx| ...  |
-#   +---------------------------------+      +---------------------------------+
-#   a load moves 16 bytes; more registers    a load moves 4 bytes; fewer registers
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("07")
 
 # %%
 import math  # for your answers
@@ -103,6 +99,29 @@ compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 # **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else or use
 # other names from this notebook; `fusion check` and the grader reject such a line and report it. Experiment with the
 # compiler, then write down a rule.
+#
+# Each answer's checks come right after it. Run them as often as you like. They're worth 11 of the 15 points; the other
+# 4 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    rows=(
+        "For each of your settings, work out elements per thread = ROWS x columns / "
+        "(32 num_warps), and compare it with the registers. How many elements are 16 bytes?",
+        "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
+        "A100, then keep that number for every row length, with more warps for longer rows and "
+        "more rows for short ones.",
+        "A block has at most 32 warps, and an SM holds at most 32 blocks on an A100 and 24 on an "
+        "RTX 4090. With one-warp blocks, you can fill half of the SM at best.",
+    ),
+    tile=(
+        "A square tile of n x n uses each number n/2 times. How large does n have to be?",
+        "Then choose the number of warps: numbers per thread = n x n / (32 num_warps). Try 32, 16 "
+        "and 8 on the A100.",
+    ),
+)
+hint
 
 
 # %% grade_id="row-settings-answer"
@@ -123,6 +142,21 @@ def row_settings(columns):
     return {"ROWS": max(1, 32 * warps * numbers // columns), "num_warps": warps}
     # END SOLUTION
 
+
+# %% [markdown]
+# **Rows** of 1024 and 4096 elements.
+
+# %% grade_id="rows" points=6
+check_budget(
+    row_settings,
+    compiled_rows,
+    lambda columns, settings: columns * settings["ROWS"],
+    [1024, 4096],
+    settings=("ROWS", "num_warps"),
+    devices=GPUS,
+    wide=True,
+    name="rows",
+)
 
 # %% [markdown]
 # ## The second kernel: one tile
@@ -176,7 +210,6 @@ def compiled_tile(uses, settings, device):
 # %% tags=["nbval-ignore-output"]
 compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
-
 # %% [markdown]
 # The settings are `{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}`, all powers of two. `uses` is from 8 to
 # 64.
@@ -202,48 +235,6 @@ def tile_settings(uses):
 
 
 # %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 11 of the 15 points; the other 4 are for two hidden checks
-# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
-# the check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    rows=(
-        "For each of your settings, work out elements per thread = ROWS x columns / "
-        "(32 num_warps), and compare it with the registers. How many elements are 16 bytes?",
-        "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
-        "A100, then keep that number for every row length, with more warps for longer rows and "
-        "more rows for short ones.",
-        "A block has at most 32 warps, and an SM holds at most 32 blocks on an A100 and 24 on an "
-        "RTX 4090. With one-warp blocks, you can fill half of the SM at best.",
-    ),
-    tile=(
-        "A square tile of n x n uses each number n/2 times. How large does n have to be?",
-        "Then choose the number of warps: numbers per thread = n x n / (32 num_warps). Try 32, 16 "
-        "and 8 on the A100.",
-    ),
-)
-hint
-
-# %% [markdown]
-# **Rows** of 1024 and 4096 elements.
-
-
-# %% grade_id="rows" points=6
-check_budget(
-    row_settings,
-    compiled_rows,
-    lambda columns, settings: columns * settings["ROWS"],
-    [1024, 4096],
-    settings=("ROWS", "num_warps"),
-    devices=GPUS,
-    wide=True,
-    name="rows",
-)
-
-# %% [markdown]
 # **Tiles** that use each number sixteen times and thirty-two times.
 
 # %% grade_id="tile" points=5
@@ -256,6 +247,9 @@ check_budget(
     devices=GPUS,
     name="tile",
 )
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-rows" points=2
 # Grading asks about other rows here.

@@ -14,17 +14,11 @@
 # tensors are float16, and the sum is float32.
 #
 # **The picture**: each program computes one tile of y. It steps along K, loading one slice of x and one of W at a time.
-#
-# ```text
-#                W^T  K x N
-#                   |  : |
-#                   |==: |  <- slice of W, BLOCK_K rows of W^T
-#                   |  : |
-#    x  M x K       |  : |        y  M x N
-#    ............         ->      .........
-#    ----##------  a slice of x   ---[ ]---   acc += slice of x @ slice of W^T
-#    ............                 .........   then: + bias, activation, rounding, store
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("08")
 
 # %%
 import torch

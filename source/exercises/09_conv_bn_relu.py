@@ -17,16 +17,11 @@
 # x, w and b are float16. The sum and batch norm's four vectors are float32. y is float16, rounded once.
 #
 # **The picture**: a 3 x 2 filter on a 4 x 5 image, with padding 1 and stride 1, for one output pixel:
-#
-# ```text
-#      columns -1  0  1  2  3  4  5
-#   row -1      .  .  .  .  .  .  .       . is 0 and is not in memory
-#   row  0      .  x  x  x  x  x  .       output pixel (2, 2): its window begins
-#   row  1      .  x [x  x] x  x  .       at row 2 - 1, column 2 - 1
-#   row  2      .  x [x  x] x  x  .       taps 0 1
-#   row  3      .  x [x  x] x  x  .            2 3   each with all channels:
-#   row  4      .  .  .  .  .  .  .            4 5   6 x channels products in the sum
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("09")
 
 # %%
 import torch

@@ -15,18 +15,11 @@
 # A query that doesn't see any key gets a row of zeros.
 #
 # **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
-#
-# ```text
-#            keys 0 1 2 3 | 4 5 6 7
-#   queries 0     . . . . | . . . .      no visible key: zeros
-#           1     . . . . | . . . .
-#           2     . . p . | . . . .      . is 0, and you have to write it
-#           3     . . p p | . . . .
-#           --------------+--------
-#           4     . . p p | p . . .      program 1: queries 4 to 7
-#           ...                          first pass: maximum and sum of each row
-#                                        second pass: the scores again, weights stored
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("10")
 
 # %%
 import torch

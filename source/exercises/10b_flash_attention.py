@@ -13,18 +13,13 @@
 # second matmul the weights become float16, because that's what tensor cores multiply.
 #
 # **The picture**: one program handles BLOCK_M queries and loops over keys and values, one tile at a time.
-#
-# ```text
-#    k, v    [tile 0]    [tile 1]    [tile 2] ...
-#               |           |           |
-#    q -->  s, then e   s, then e   s, then e         e = exp(s - maximum so far)
-#               |           |           |
-#    acc     e @ v  -->  * f + e @ v  -->  * f + e @ v    f = exp(old maximum - new one)
-#    sum     sum e  -->  * f + sum e  -->  * f + sum e
-#                                           |
-#                                    o = acc / sum, stored once
-# ```
-#
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("10b")
+
+# %% [markdown]
 # When the maximum grows, `sum` and `acc` so far were computed with the old one, so you multiply both by the same factor
 # f.
 

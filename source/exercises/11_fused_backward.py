@@ -20,17 +20,11 @@
 # \, \hat x_j \Big)$$
 #
 # **The picture**, for 5 rows and 2 programs:
-#
-# ```text
-#   grad_y, x   row 0   program 0  --> grad_x row 0        z and its gate are recomputed
-#               row 1   program 1  --> grad_x row 1        from x: nothing was stored
-#               row 2   program 0  --> grad_x row 2
-#               row 3   program 1  --> grad_x row 3
-#               row 4   program 0  --> grad_x row 4
-#
-#   in registers, row by row:    sums of program 0  -\
-#                                sums of program 1  --+--> grad_weight, grad_bias
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("11")
 
 # %%
 import torch

@@ -18,13 +18,11 @@
 # codes 0.
 #
 # **The picture**, for one row, with clip 1:
-#
-# ```text
-#   x       2.0   -1.0    0.5    7.0    .  .  .      . lanes past the row's end
-#   y      -0.04  -1.04  -0.54   1.62                 normalised, in registers
-#           largest magnitude 1.62 --> s = 1.62 / 127 = 0.0128
-#   q        -3    -81    -42    127                  one byte each
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("12")
 
 # %%
 import torch

@@ -15,20 +15,11 @@
 # $$\text{share} = \min\Big(1, \frac{\text{rows}}{\text{multiprocessors}}\Big) \text{ if it needs whole rows, else } 1$$
 #
 # **The picture** shows one graph in two partitions. Tensors between kernels are written to memory and read back:
-#
-# ```text
-#      x   y                       x   y
-#      |   |                       |   |
-#    +-v---v-+                   +-v---v-+
-#    |  add  |                   |  add  |
-#    +---+---+                   |   |   |
-#        | s: written, read      |   | s |  in registers
-#    +---v---+                   |   v   |
-#    | gelu  |                   | gelu  |
-#    +---+---+                   +---+---+
-#        v                           v
-#    two kernels                 one kernel
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("13")
 
 # %%
 import math  # for your answers
@@ -96,9 +87,89 @@ for group in (["add"], ["gelu"], ["add", "gelu"], ["add", "gelu", "softmax"]):
 table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 
 # %% [markdown]
+# ## Your answers
+#
 # Your answers may use the functions' arguments, plain Python, `math` and `kernel_cost`, but nothing else from this
 # notebook, so that they can be graded. Each answer may call the functions from earlier answers.
 #
+# Each answer's checks come right after it. Run them as often as you like. They're worth 12 of the 15 points; the other
+# 3 are for two hidden checks with other inputs, which only run during grading. In a failure message, `x*` means a
+# tensor that's read elsewhere. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed
+# last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    legal={
+        "Look at rule [1-4]": (
+            "Rules 1 to 4 are about two operations at a time. Do you check every pair in the "
+            "group, in both orders?",
+            "Read that rule once more, word for word, for the two operations in the message.",
+        ),
+        "Look at rule 5": (
+            "Which tensors connect the operations of the group? Two that read the same tensor are "
+            "connected as well.",
+            "Start with one operation's tensors, and keep adding the tensors of operations that "
+            "share one, until nothing changes. All operations must be reached.",
+        ),
+        "Look at rule 6": (
+            "Which operations outside the group must run after one of its members and before "
+            "another? There may be several in a row.",
+            "Treat the group and every other operation as kernels, and look for an order that "
+            "respects all dependencies. If there isn't one, something has to run between.",
+            "An operation waits on a read after a write, a write after a read, and a write after a "
+            "write. The last two happen in place.",
+        ),
+        "Look at rule 7": (
+            "The group passes every other rule, but it may need too many registers.",
+            "kernel_cost(graph, group)['registers'] must be at most 255.",
+        ),
+        "your rules refuses": (
+            "You refuse a legal group. Print which of your rules refuses it.",
+            "A tensor that is overwritten, or read by several, isn't a reason by itself: only the "
+            "rules' own conditions are.",
+        ),
+        "": (
+            "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
+            "every pair in the group.",
+        ),
+    },
+    edges=(
+        "Two questions: is it legal? Is the time of one kernel below the sum of the two?",
+        "is_legal(graph, [one, two]), and three calls of kernel_cost.",
+    ),
+    partitions={
+        "leaves out|in [0-9]+ kernels|no operation of": (
+            "Every operation of the graph must be in one group, and in one only. Those that stay "
+            "alone are groups of one.",
+        ),
+        "has the kernel": (
+            "The message names a group that isn't legal. When do you call is_legal?",
+            "A group that isn't legal yet can become legal when you add the operations that "
+            "connect it or run in between. So call is_legal once all are placed.",
+        ),
+        "wait for each other": (
+            "Each group is legal, and yet there is no order for all of them. Draw which group "
+            "waits for which.",
+            "Reuse your code for rule 6 with all groups.",
+        ),
+        "": (
+            "Call is_legal on the kernel in the message. If it returns False, that's the bug. If "
+            "not, place the operations one by one, trying every existing group and a new one.",
+            "Joining the best pair, or every legal one, misses partitions. A group can also "
+            "become legal when you add the operations that connect it, so call is_legal once all "
+            "are placed.",
+        ),
+    },
+    layer=(
+        "Fifteen operations have over a billion partitions. Which pairs can never share a kernel, "
+        "whatever else is in it?",
+        "Rules 1 to 4 are about pairs, so before an operation joins a group, check whether it "
+        "clashes with any member.",
+    ),
+)
+hint
+
+# %% [markdown]
 # ## May it be one kernel?
 #
 # A single operation always can. For a group of several, these are the rules:
@@ -197,6 +268,17 @@ def can_run(graph, groups):
 
 
 # %% [markdown]
+# **Legal or not?** We ask about groups that break each rule in turn.
+
+# %% grade_id="legal" points=4
+rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "together", "between", "registers")
+check_legal(
+    is_legal,
+    groups_asked([small, *drawn_graphs(1, *rules, "in place", "far")], seed=1),
+    name="legal",
+)
+
+# %% [markdown]
 # ## Is it worth it?
 #
 # Given two operations, with `one` before `two` in the program, fuse them if a single kernel can do both and is faster
@@ -214,6 +296,16 @@ def should_fuse(graph, one, two):
     return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])["time"] < apart
     # END SOLUTION
 
+
+# %% [markdown]
+# **Pairs**: some are illegal, and others are legal but not worth fusing.
+
+# %% grade_id="edges" points=2
+check_edges(
+    should_fuse,
+    edges_asked([small, *drawn_graphs(2, "overwritten", "between", "pair", "pair")]),
+    name="edges",
+)
 
 # %% [markdown]
 # ## The whole graph
@@ -269,106 +361,6 @@ def partition(graph):
 
 
 # %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for two hidden checks
-# with other inputs, which only run during grading. In a failure message, `x*` means a tensor that's read elsewhere.
-# Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    legal={
-        "Look at rule [1-4]": (
-            "Rules 1 to 4 are about two operations at a time. Do you check every pair in the "
-            "group, in both orders?",
-            "Read that rule once more, word for word, for the two operations in the message.",
-        ),
-        "Look at rule 5": (
-            "Which tensors connect the operations of the group? Two that read the same tensor are "
-            "connected as well.",
-            "Start with one operation's tensors, and keep adding the tensors of operations that "
-            "share one, until nothing changes. All operations must be reached.",
-        ),
-        "Look at rule 6": (
-            "Which operations outside the group must run after one of its members and before "
-            "another? There may be several in a row.",
-            "Treat the group and every other operation as kernels, and look for an order that "
-            "respects all dependencies. If there isn't one, something has to run between.",
-            "An operation waits on a read after a write, a write after a read, and a write after a "
-            "write. The last two happen in place.",
-        ),
-        "Look at rule 7": (
-            "The group passes every other rule, but it may need too many registers.",
-            "kernel_cost(graph, group)['registers'] must be at most 255.",
-        ),
-        "your rules refuses": (
-            "You refuse a legal group. Print which of your rules refuses it.",
-            "A tensor that is overwritten, or read by several, isn't a reason by itself: only the "
-            "rules' own conditions are.",
-        ),
-        "": (
-            "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
-            "every pair in the group.",
-        ),
-    },
-    edges=(
-        "Two questions: is it legal? Is the time of one kernel below the sum of the two?",
-        "is_legal(graph, [one, two]), and three calls of kernel_cost.",
-    ),
-    partitions={
-        "leaves out|in [0-9]+ kernels|no operation of": (
-            "Every operation of the graph must be in one group, and in one only. Those that stay "
-            "alone are groups of one.",
-        ),
-        "has the kernel": (
-            "The message names a group that isn't legal. When do you call is_legal?",
-            "A group that isn't legal yet can become legal when you add the operations that "
-            "connect it or run in between. So call is_legal once all are placed.",
-        ),
-        "wait for each other": (
-            "Each group is legal, and yet there is no order for all of them. Draw which group "
-            "waits for which.",
-            "Reuse your code for rule 6 with all groups.",
-        ),
-        "": (
-            "Call is_legal on the kernel in the message. If it returns False, that's the bug. If "
-            "not, place the operations one by one, trying every existing group and a new one.",
-            "Joining the best pair, or every legal one, misses partitions. A group can also "
-            "become legal when you add the operations that connect it, so call is_legal once all "
-            "are placed.",
-        ),
-    },
-    layer=(
-        "Fifteen operations have over a billion partitions. Which pairs can never share a kernel, "
-        "whatever else is in it?",
-        "Rules 1 to 4 are about pairs, so before an operation joins a group, check whether it "
-        "clashes with any member.",
-    ),
-)
-hint
-
-# %% [markdown]
-# **Legal or not?** We ask about groups that break each rule in turn.
-
-# %% grade_id="legal" points=4
-rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "together", "between", "registers")
-check_legal(
-    is_legal,
-    groups_asked([small, *drawn_graphs(1, *rules, "in place", "far")], seed=1),
-    name="legal",
-)
-
-# %% [markdown]
-# **Pairs**: some are illegal, and others are legal but not worth fusing.
-
-# %% grade_id="edges" points=2
-check_edges(
-    should_fuse,
-    edges_asked([small, *drawn_graphs(2, "overwritten", "between", "pair", "pair")]),
-    name="edges",
-)
-
-# %% [markdown]
 # **Partitions**: in some graphs, taking the best pair first doesn't lead to the best partition, and in some it's
 # fastest not to fuse. In one, groups would wait for each other, and in one a group is legal only when it's complete.
 # The others depend on one of the rules.
@@ -403,6 +395,9 @@ table(("operation", "kind", "columns", "reads", "writes"), rows)
 
 # %% grade_id="layer" points=2
 check_partitions(partition, [layer, transformer_layer(tokens=64, width=8192)], name="layer")
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-groups" points=1
 # Grading asks about other groups of other graphs here.

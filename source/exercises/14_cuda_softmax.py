@@ -11,14 +11,11 @@
 # $$y_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}$$
 #
 # **The picture**, for a block of two warps and a row of 200, four elements per load:
-#
-# ```text
-#   row     0 1 2 3 | 4 5 6 7 | ...                ... | 196..199 |
-#   thread     0         1                                  49       50 .. 63 have none,
-#              |_________|____ shuffles ____ warp 0, warp 1          but they take part
-#                                  of_warps[0], of_warps[1]          in every shuffle
-#                                                                    and barrier
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("14")
 
 # %%
 import math  # for your answer

@@ -23,15 +23,13 @@
 # \frac{\partial L}{\partial gate} = g_h \, x \cdot s \, \big(1 + gate\,(1 - s)\big)$$
 #
 # **The picture**: traffic through memory, one row at a time.
-#
-# ```text
-#   forward    x, gate, residual --> [ h, r in registers ] --> y
-#
-#   backward   g, x, gate        --> [ h, r made again   ] --> gradients of x and gate
-#                                      sums over rows      --> one row per program
-#                                                          --> gradient of w
-# ```
-#
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("15")
+
+# %% [markdown]
 # The block is the gated RMSNorm from Dao and Gu, "Transformers are SSMs", arXiv:2405.21060.
 
 # %%
@@ -88,7 +86,77 @@ measure(block, x, gate, residual, weight, 1e-5).launch_table()
 #
 # **How many bytes per element does the block have to move in the forward pass, in float32? And in the backward pass?**
 # Write your numbers down.
+
+# %% [markdown]
+# ## Your answers
 #
+# Each answer's checks come right after it. Run them as often as you like. They're worth 26 of the 30 points; the other
+# 4 are for four hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell,
+# then `hint(2)`: they're about the check that failed last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "h is x times gate times sigmoid(gate). Which of the formula's terms come after the norm?",
+        "The mean of h's squares divides by cols, and eps is inside the root. The weight and the "
+        "residual come last.",
+    ),
+    cut=(
+        "x, gate and residual are read and y is written: 16 B/element. What else does the message "
+        "list?",
+        "h stays in registers: don't store it, and don't load x or gate a second time.",
+    ),
+    large=(
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can "
+        "pass 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it; for a loop's row, tl.cast(row, "
+        "tl.int64).",
+    ),
+    gradients={
+        "Look at the loop over rows": (
+            "There are more rows than programs. Which rows does a program take, and when does it "
+            "store its sums?",
+            "Loop over range(tl.program_id(0), rows, tl.num_programs(0)), and store the sums after "
+            "the loop.",
+        ),
+        "": (
+            "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. "
+            "Start with 3, which only needs h and rstd.",
+            "x and the gate share g_h. If both are wrong, g_h is; if only the gate's is, look at "
+            "the slope of silu.",
+        ),
+    },
+    gradcheck=(
+        "Use float64 throughout: convert every load with .to(COMPUTE), keep the sum in "
+        "registers in COMPUTE, and make the tensor of sums float64.",
+    ),
+    repeats=(
+        "Which address do two programs both write to? The GPU decides which of them comes first.",
+        "Use sums_ptr + tl.program_id(0) * cols + col, a row for each program, and no atomics.",
+    ),
+    **{
+        "backward-cut": (
+            "grad_y, x and gate are read and two gradients are written: 20 B/element. The weight "
+            "is read once per program, and there are the sums. What else does the message list?",
+            "Recompute h and rstd from x and gate, instead of loading them.",
+            "Store one row of sums per program, not per row of x, and use at most PROGRAMS "
+            "programs.",
+        ),
+        "large-gradient": (
+            "This is the forward pass's problem again. Where do you compute an element's number?",
+            "tl.cast(row, tl.int64), before you multiply it.",
+        ),
+        "report-numbers": (
+            "measure(block, ...).launch_table() above lists the launches. Write down what each one "
+            "reads and writes.",
+            "The rest of the step takes 1 - share, whatever you do. The block takes share times "
+            "least / unfused.",
+        ),
+    },
+)
+hint
+
+# %% [markdown]
 # ## Forward: your kernel and its launcher
 #
 # `x`, `gate` and `residual` have shape (..., cols) and any strides, and `weight` has shape (cols,). They all share one
@@ -131,6 +199,45 @@ def forward(x, gate, residual, weight, eps):
     return y
     # END SOLUTION
 
+
+# %% [markdown]
+# **Does it compute the right thing?** We try odd widths, unusual strides, another eps, half precision, NaN and zero
+# rows.
+
+# %% grade_id="values" points=5
+check_values(
+    forward,
+    block,
+    norm_cases(3, 1, seed=15, one_rounding=True, gate=1),
+    unlike=BLOCK_MISTAKES,
+    name="values",
+)
+
+# %% [markdown]
+# **Is the traffic gone?** Grading also meters another size. Your kernel also mustn't spill any registers with rows of
+# 8192 on an A100.
+
+# %%
+rows, columns = 93, 307
+given = (*torch.randn(3, rows, columns, device=device), torch.randn(columns, device=device), 1e-5)
+
+# %% grade_id="cut" points=4
+wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-5
+check_cut(forward, block, given, least=0.6, launches=1, widest=wide, name="cut")
+
+# %% [markdown]
+# **Can it handle a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, your launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
+# stores turned off. Only the first and last passes of a long loop run.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(3, rows, 1024, device=device), torch.randn(1024, device=device), 1e-5
+
+
+# %% grade_id="large" points=1
+check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% [markdown]
 # ## Backward: your kernel and its launcher
@@ -219,125 +326,6 @@ def backward(grad_y, x, gate, weight, eps):
 
 
 # %% [markdown]
-# ## Your report
-#
-# Write a function of the sizes that gives readers the facts they need before adopting your kernel. **Forward, in
-# float32**, return the launches and bytes of the original block, counted the way the meter counts them; the minimum
-# traffic, with each input read once and `y` written once; and the saving in per cent. Finally, suppose a training step
-# spends `share` of its time (0 to 1) in this block, and the block is memory-bound. How many times faster can the *whole
-# step* get, at best, if you fuse only the block? Use the arguments and plain Python.
-
-
-# %% grade_id="report"
-def report(rows, columns, share):
-    """Return (launches, bytes unfused, minimum bytes, % saved, speedup of the step)."""
-    # About 6 lines.
-    # BEGIN SOLUTION
-    n = rows * columns
-    # silu 2n, times x 3n, square 2n, mean n and one value per row, plus eps and rsqrt on those,
-    # times rstd 2n and one value per row, times weight 2n and the weight, plus residual 3n.
-    unfused = 4 * (15 * n + 6 * rows + columns)
-    least = 4 * (4 * n + columns)
-    # Amdahl: the rest takes as long as before.
-    return 9, unfused, least, 100 * (1 - least / unfused), 1 / (1 - share + share * least / unfused)
-    # END SOLUTION
-
-
-# %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 26 of the 30 points; the other 4 are for four hidden checks
-# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
-# the check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    values=(
-        "h is x times gate times sigmoid(gate). Which of the formula's terms come after the norm?",
-        "The mean of h's squares divides by cols, and eps is inside the root. The weight and the "
-        "residual come last.",
-    ),
-    cut=(
-        "x, gate and residual are read and y is written: 16 B/element. What else does the message "
-        "list?",
-        "h stays in registers: don't store it, and don't load x or gate a second time.",
-    ),
-    gradients={
-        "Look at the loop over rows": (
-            "There are more rows than programs. Which rows does a program take, and when does it "
-            "store its sums?",
-            "Loop over range(tl.program_id(0), rows, tl.num_programs(0)), and store the sums after "
-            "the loop.",
-        ),
-        "": (
-            "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. "
-            "Start with 3, which only needs h and rstd.",
-            "x and the gate share g_h. If both are wrong, g_h is; if only the gate's is, look at "
-            "the slope of silu.",
-        ),
-    },
-    gradcheck=(
-        "Use float64 throughout: convert every load with .to(COMPUTE), keep the sum in "
-        "registers in COMPUTE, and make the tensor of sums float64.",
-    ),
-    **{
-        "backward-cut": (
-            "grad_y, x and gate are read and two gradients are written: 20 B/element. The weight "
-            "is read once per program, and there are the sums. What else does the message list?",
-            "Recompute h and rstd from x and gate, instead of loading them.",
-            "Store one row of sums per program, not per row of x, and use at most PROGRAMS "
-            "programs.",
-        ),
-        "large-gradient": (
-            "This is the forward pass's problem again. Where do you compute an element's number?",
-            "tl.cast(row, tl.int64), before you multiply it.",
-        ),
-        "report-numbers": (
-            "measure(block, ...).launch_table() above lists the launches. Write down what each one "
-            "reads and writes.",
-            "The rest of the step takes 1 - share, whatever you do. The block takes share times "
-            "least / unfused.",
-        ),
-    },
-    large=(
-        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can "
-        "pass 2^31?",
-        "tl.program_id(0).to(tl.int64), before you multiply it; for a loop's row, tl.cast(row, "
-        "tl.int64).",
-    ),
-    repeats=(
-        "Which address do two programs both write to? The GPU decides which of them comes first.",
-        "Use sums_ptr + tl.program_id(0) * cols + col, a row for each program, and no atomics.",
-    ),
-)
-hint
-
-# %% [markdown]
-# **Does it compute the right thing?** We try odd widths, unusual strides, another eps, half precision, NaN and zero
-# rows.
-
-# %% grade_id="values" points=5
-check_values(
-    forward,
-    block,
-    norm_cases(3, 1, seed=15, one_rounding=True, gate=1),
-    unlike=BLOCK_MISTAKES,
-    name="values",
-)
-
-# %% [markdown]
-# **Is the traffic gone?** Grading also meters another size. Your kernel also mustn't spill any registers with rows of
-# 8192 on an A100.
-
-# %%
-rows, columns = 93, 307
-given = (*torch.randn(3, rows, columns, device=device), torch.randn(columns, device=device), 1e-5)
-
-# %% grade_id="cut" points=4
-wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-5
-check_cut(forward, block, given, least=0.6, launches=1, widest=wide, name="cut")
-
-# %% [markdown]
 # **Are the gradients right?**
 
 # %% grade_id="gradients" points=5
@@ -388,23 +376,37 @@ check_cut(
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Can both handle a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher gets
-# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
-# stores turned off. Only the first and last passes of a long loop run.
-
-
-# %%
-def rows_of(rows):
-    return *torch.randn(3, rows, 1024, device=device), torch.randn(1024, device=device), 1e-5
-
-
-# %% grade_id="large" points=1
-check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
+# **Can the backward handle a large tensor?** It gets as many rows.
 
 # %% grade_id="large-gradient" points=1
 check_offsets(
     backward, rows_of, sizes=(16, 32), size=2**22, at_most=PROGRAMS, name="large-gradient"
 )
+
+# %% [markdown]
+# ## Your report
+#
+# Write a function of the sizes that gives readers the facts they need before adopting your kernel. **Forward, in
+# float32**, return the launches and bytes of the original block, counted the way the meter counts them; the minimum
+# traffic, with each input read once and `y` written once; and the saving in per cent. Finally, suppose a training step
+# spends `share` of its time (0 to 1) in this block, and the block is memory-bound. How many times faster can the *whole
+# step* get, at best, if you fuse only the block? Use the arguments and plain Python.
+
+
+# %% grade_id="report"
+def report(rows, columns, share):
+    """Return (launches, bytes unfused, minimum bytes, % saved, speedup of the step)."""
+    # About 6 lines.
+    # BEGIN SOLUTION
+    n = rows * columns
+    # silu 2n, times x 3n, square 2n, mean n and one value per row, plus eps and rsqrt on those,
+    # times rstd 2n and one value per row, times weight 2n and the weight, plus residual 3n.
+    unfused = 4 * (15 * n + 6 * rows + columns)
+    least = 4 * (4 * n + columns)
+    # Amdahl: the rest takes as long as before.
+    return 9, unfused, least, 100 * (1 - least / unfused), 1 / (1 - share + share * least / unfused)
+    # END SOLUTION
+
 
 # %% [markdown]
 # **Are the numbers in your report correct?**
@@ -435,6 +437,9 @@ questions = [
     *draw_questions(15, 4, range(2, 100), range(2, 300), shares),
 ]
 check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")
+
+# %% [markdown]
+# **The four hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-values" points=1
 # Grading checks other widths and values here.

@@ -11,18 +11,11 @@
 # $$y = \mathrm{silu}\!\left(\frac{x}{\sqrt{\tfrac1n \sum x^2 + \varepsilon}} \cdot w\right) \cdot u$$
 #
 # **The picture**, a graph before the pass and after it:
-#
-# ```text
-#   x --+-> pow -> mean -> add eps -> rsqrt --+        x --+
-#       |                                     v            |
-#       +----------------------------------> mul      w ---+--> gated_norm --> y
-#                                             v            |
-#   w -------------------------------------> mul      u ---+
-#                                             v
-#                                            silu
-#                                             v
-#   u -------------------------------------> mul --> y
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("16")
 
 # %%
 import torch
@@ -60,10 +53,52 @@ unfused = measure(reference, x, up, weight, 1e-6)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
+# ## Your answers
+#
+# Each answer's checks come right after it. Run them as often as you like. They're worth 16 of the 20 points; the other
+# 4 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Divide the sum of squares by cols, not by the block size. eps is inside the root.",
+        "SiLU is y * sigmoid(y), where y is the normalised row times its weight. Multiply by up "
+        "last.",
+    ),
+    traffic=(
+        "x and up are read once, y is written once, in one launch. Load x into registers, and use "
+        "it twice.",
+        "Round once, at the store, and convert every load with .to(tl.float32).",
+        "Registers spill if a thread holds too many columns, so use more warps for a larger block.",
+    ),
+    large=(
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "tl.program_id(0).to(tl.int64), before you multiply anything by it.",
+    ),
+    finds=(
+        "Work backwards: any mul could be the last one. Which of its arguments is a silu?",
+        "Try both orders of every mul and add. A helper that returns (the one you want, the other) "
+        "for each order saves you eight ifs.",
+        "len(node['users']) is the number of readers. x and the result can have many, so check "
+        "only the nodes between them. Don't test whether a size is an int.",
+    ),
+    leaves=(
+        "The message names the condition that this place violates. Check it on the three "
+        "arguments, once you know all of them.",
+        "pow, mean, add, rsqrt, both inner muls and silu are inside, so each must have one reader.",
+        "If the weight has a wider dtype, PyTorch's result is wider than your kernel's.",
+    ),
+)
+hint
+
+# %% [markdown]
 # ## Your kernel
 #
 # x and up have the same shape and dtype, with any number of dimensions. All three tensors can have any strides. Compute
 # in float32, and round once, at the end. There can be more than 2^31 elements.
+#
 # **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
 
 
@@ -102,6 +137,39 @@ def gated_norm(x, up, weight, eps):
 
 
 # %% [markdown]
+# **Does the kernel compute the right thing?** We try odd widths, views, NaN, three dtypes, one wide row, and large and
+# tiny weights.
+
+# %% grade_id="values" points=3
+asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + activation_cases(
+    2, seed=16
+)
+check_values(gated_norm, reference, asked, unlike=SILU_NORM_MISTAKES, name="values")
+
+# %% [markdown]
+# **Is it fused?** It should be one launch that reads x and up once and writes the result once. It mustn't spill
+# registers for rows of 8192 on an A100.
+
+# %% grade_id="traffic" points=2
+wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
+check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
+
+# %% [markdown]
+# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher gets tensors
+# that have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores
+# turned off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop
+# over the rest.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(2, rows, 1024), torch.randn(1024), 1e-6
+
+
+# %% grade_id="large" points=1
+check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
+
+# %% [markdown]
 # ## A graph of plain values
 #
 # Here is the graph that torch.compile passes to its backend, written as dictionaries. In `args`, a string is the name
@@ -117,7 +185,7 @@ graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 # Return a list with one dictionary per place. It has the names of the nodes `x`, `up`, `weight` and `result`, and the
 # number `eps`. For the graph above, you'd return
 #
-# ```text
+# ```python
 # [{"x": "x_1", "up": "up_1", "weight": "weight_1", "eps": 1e-06, "result": "mul_2"}]
 # ```
 #
@@ -188,80 +256,6 @@ def fits(nodes, x, up, weight):
 
 
 # %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks
-# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
-# the check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    values=(
-        "Divide the sum of squares by cols, not by the block size. eps is inside the root.",
-        "SiLU is y * sigmoid(y), where y is the normalised row times its weight. Multiply by up "
-        "last.",
-    ),
-    traffic=(
-        "x and up are read once, y is written once, in one launch. Load x into registers, and use "
-        "it twice.",
-        "Round once, at the store, and convert every load with .to(tl.float32).",
-        "Registers spill if a thread holds too many columns, so use more warps for a larger block.",
-    ),
-    large=(
-        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
-        "product in your offsets could get that large?",
-        "tl.program_id(0).to(tl.int64), before you multiply anything by it.",
-    ),
-    finds=(
-        "Work backwards: any mul could be the last one. Which of its arguments is a silu?",
-        "Try both orders of every mul and add. A helper that returns (the one you want, the other) "
-        "for each order saves you eight ifs.",
-        "len(node['users']) is the number of readers. x and the result can have many, so check "
-        "only the nodes between them. Don't test whether a size is an int.",
-    ),
-    leaves=(
-        "The message names the condition that this place violates. Check it on the three "
-        "arguments, once you know all of them.",
-        "pow, mean, add, rsqrt, both inner muls and silu are inside, so each must have one reader.",
-        "If the weight has a wider dtype, PyTorch's result is wider than your kernel's.",
-    ),
-)
-hint
-
-# %% [markdown]
-# **Does the kernel compute the right thing?** We try odd widths, views, NaN, three dtypes, one wide row, and large and
-# tiny weights.
-
-# %% grade_id="values" points=3
-asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + activation_cases(
-    2, seed=16
-)
-check_values(gated_norm, reference, asked, unlike=SILU_NORM_MISTAKES, name="values")
-
-# %% [markdown]
-# **Is it fused?** It should be one launch that reads x and up once and writes the result once. It mustn't spill
-# registers for rows of 8192 on an A100.
-
-# %% grade_id="traffic" points=2
-wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
-check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
-
-# %% [markdown]
-# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher gets tensors
-# that have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores
-# turned off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop
-# over the rest.
-
-
-# %%
-def rows_of(rows):
-    return *torch.randn(2, rows, 1024), torch.randn(1024), 1e-6
-
-
-# %% grade_id="large" points=1
-check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
-
-# %% [markdown]
 # **Does the pass find every place?** We rewrite the graph at each place that you return, and compare its values, nodes
 # and metered bytes with the original's.
 
@@ -274,6 +268,9 @@ check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
 
 # %% grade_id="leaves" points=5
 check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
+
+# %% [markdown]
+# **The two hidden checks** are empty here, and run during grading.
 
 # %% grade_id="other-values" points=2
 # Grading checks other widths and values here.

@@ -18,14 +18,11 @@
 # For a head without keys, the result is 0. As in PyTorch, NaN stays NaN, even in a value with a weight of 0.
 #
 # **The picture**, for bounds of 0, 5, 5, 8:
-#
-# ```text
-#   keys     0 1 2 3 4 | 5 6 7
-#   split 0  * * * * *            m t a
-#   split 1                       -inf 0 0     no keys: it mustn't affect the others
-#   split 2              * * *    m t a
-#   merge    three maxima, three sums, three vectors of dim -> one vector of dim
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("17")
 
 # %%
 import torch

@@ -17,20 +17,11 @@
 # t_\text{graph} = \text{call} + k \cdot \text{gap} + \frac{B}{W}$$
 #
 # **The picture**:
-#
-# ```text
-#   x  ----\
-#           + --> s --+-----------------------> s   the next residual
-#   r  ----/          |
-#                     +--> / rms, * w --> * --> y   what the next matmul reads
-#                                         ^
-#   g  ------------------> g * sigmoid(g) +
-#
-#   launched    CPU  |call|call|call|            the CPU is slower, so kernels wait for it
-#               GPU       |k|  |k|  |k|
-#   graph       CPU  |call|
-#               GPU       |k|k|k|                only the gaps remain
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("18")
 
 # %%
 import math  # for your answers
@@ -81,7 +72,70 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # <details><summary>Answer</summary>One launch. Three inputs and two results take 20 bytes per element. Each row also
 # reads the whole weight, 4 bytes per element, but all rows after the first find it in a cache.</details>
 # <!-- given 20 bytes, 4 bytes: float32, five tensors and one -->
+
+# %% [markdown]
+# ## Your answers
 #
+# Each answer's checks come right after it. Run them as often as you like. They're worth 14 of the 15 points; the other
+# 1 is for one hidden check with other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`: they're about the check that failed last.
+
+# %% tags=["hide-input"]
+hint = Hints(
+    values=(
+        "Which of the two results is wrong? The message names it. Result 1 is y, result 2 is s.",
+        "The mean square divides by the elements in the row. silu(g) is g * sigmoid(g), in fp32.",
+        "Multiply y by the gate, but not s. The next layer gets s unchanged.",
+    ),
+    traffic=(
+        "Count your loads and stores. You need one line each for x, residual, gate, weight, s "
+        "and y.",
+        "Don't load back a tensor you've just stored, and keep silu in registers.",
+    ),
+    large=(
+        "Kernel integers are int32 unless an operand is int64. Which product can exceed 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it.",
+    ),
+    counts=(
+        "Write one line per launch. Which vectors does it read, and which does it write?",
+        "A matmul reads its weight and a vector, and writes a vector.",
+        "In a fused kernel, a tensor that no other kernel needs never goes to memory. s is needed "
+        "twice.",
+    ),
+    fused=(
+        "Which launches are left when the elementwise operations join the matmuls and the norm?",
+        "A matmul's epilogue still reads the other operand of its addition, and s is written: the "
+        "next layer needs it.",
+    ),
+    arrange=(
+        "Take the operations one by one. Which launch is the last to produce one of its inputs?",
+        "Add the operation to that launch or to the first later one that the rules allow. "
+        "If there's none, start a new launch. In the layers tried here, this gives the minimum; in "
+        "others, a later launch may move fewer bytes.",
+        "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
+        "but a norm can't.",
+    ),
+    graph=(
+        "Go through the launches in order. One that waits ends the graph, and the next one that "
+        "doesn't starts another.",
+        "For each tensor that a launch in a graph reads: where will it be for the next token?",
+        "A launch that waits isn't in a graph, so its result has a new address for every "
+        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a "
+        "graph read.",
+    ),
+    time=(
+        "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
+        "You call a graph once, but each kernel in it has a gap.",
+    ),
+    budget=(
+        "How much time is left after the bytes have been moved?",
+        "For the budget, subtract the call and the time for the bytes, then count whole gaps. The "
+        "answer is never below 0.",
+    ),
+)
+hint
+
+# %% [markdown]
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernel in Triton. Around it you may allocate, view, copy
@@ -138,6 +192,40 @@ def gated_norm(x, residual, gate, weight, eps):
 
 
 # %% [markdown]
+# **Are the results right?** This checks both results with odd widths, views, NaN, three dtypes and one wide row.
+
+# %% grade_id="values" points=3
+check_values(
+    gated_norm,
+    reference,
+    norm_cases(3, 1, seed=6, gate=2),
+    unlike=GATED_NORM_MISTAKES,
+    name="values",
+)
+
+# %% [markdown]
+# **Is it fused?** There should be one launch that reads every input once and writes both results once, in float32 and
+# in bfloat16. On an A100, rows of 8192 mustn't spill registers.
+
+# %% grade_id="traffic" points=2
+wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
+check_passes(
+    gated_norm, (x, residual, gate, weight, 1e-6), reads=(1, 1, 1, 8), widest=wide, name="traffic"
+)
+
+# %% [markdown]
+# **Does it work for a large tensor?** This checks 2^22 rows of 1024 without allocating them.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(3, rows, 1024, device=device), torch.randn(1024, device=device), 1e-6
+
+
+# %% grade_id="large" points=1
+check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
+
+# %% [markdown]
 # ## What one token's layer launches
 #
 # The small layer below processes one token with an addition, a gate, two matmuls and the residual. Each operation is
@@ -164,6 +252,30 @@ def count_layer(width, hidden):
 
 
 # %% [markdown]
+# **Launches and bytes**, compared with the meter's counts.
+
+
+# %%
+def layer_inputs(width, hidden):
+    vectors = torch.randn(3, 1, width)
+    return *vectors, torch.randn(hidden, width), torch.randn(width, hidden)
+
+
+sizes = [(4, 8), (24, 24), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
+sizes += draw_questions(8, 1, range(300, 600), range(600, 1200))
+
+# %% grade_id="counts" points=1
+check_counts(
+    count_layer,
+    short_layer,
+    layer_inputs,
+    sizes,
+    parts=("launches", "bytes"),
+    unlike=short_layer_questions.COUNT_MISTAKES,
+    name="counts",
+)
+
+# %% [markdown]
 # Now fuse the operations around the matmuls. The addition, silu and the gate become one kernel, and the last addition
 # becomes the epilogue of the second matmul. Each matmul is still one launch.
 
@@ -178,6 +290,20 @@ def count_fused(width, hidden):
     return 3, 4 * (5 * width + products + width)
     # END SOLUTION
 
+
+# %% [markdown]
+# **Fused**, compared with the minimum.
+
+# %% grade_id="fused" points=1
+check_numbers(
+    count_fused,
+    short_layer_questions.fused_layer,
+    sizes,
+    parts=("launches", "bytes"),
+    within=0.0,
+    unlike=short_layer_questions.FUSED_MISTAKES,
+    name="fused",
+)
 
 # %% [markdown]
 # ## Arrange a layer
@@ -228,6 +354,12 @@ def arrange(operations, results):
     return [[each["name"] for each in launch] for launch in launches]
     # END SOLUTION
 
+
+# %% [markdown]
+# **Is it within the budget?** This checks the simplest layer, one with everything in it, and a few more.
+
+# %% grade_id="arrange" points=2
+check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
 # ## Put the launches into graphs
@@ -289,6 +421,21 @@ def plan_step(launches, tensors):
 
 
 # %% [markdown]
+# **Can the graphs be replayed?** This runs three tokens according to your plan. The graphs are recorded with the first
+# one, and the other two must give the same results as eager. Your launches and bytes are compared with the meter's and
+# with the minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
+
+# %% grade_id="graph" points=2
+check_graph_plan(plan_step, steps_asked(18, 4), name="graph")
+
+# %% [markdown]
+# Here is your own kernel in your own graphs. This isn't graded. Without a GPU, nothing can be captured, and the cell
+# prints that.
+
+# %% tags=["nbval-ignore-output"]
+in_a_graph(plan_step, gated_norm)
+
+# %% [markdown]
 # ## Launched, or a graph
 #
 # Times are in microseconds, and `bandwidth` is in bytes per microsecond. Use the formulas at the top. They are the
@@ -318,158 +465,6 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
     return max(0, math.floor(left / gap))
     # END SOLUTION
 
-
-# %% [markdown]
-# ## Checks
-#
-# Run these in order, as often as you like. They're worth 14 of the 15 points; the other 1 is for one hidden check with
-# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
-
-# %% tags=["hide-input"]
-hint = Hints(
-    values=(
-        "Which of the two results is wrong? The message names it. Result 1 is y, result 2 is s.",
-        "The mean square divides by the elements in the row. silu(g) is g * sigmoid(g), in fp32.",
-        "Multiply y by the gate, but not s. The next layer gets s unchanged.",
-    ),
-    traffic=(
-        "Count your loads and stores. You need one line each for x, residual, gate, weight, s "
-        "and y.",
-        "Don't load back a tensor you've just stored, and keep silu in registers.",
-    ),
-    large=(
-        "Kernel integers are int32 unless an operand is int64. Which product can exceed 2^31?",
-        "tl.program_id(0).to(tl.int64), before you multiply it.",
-    ),
-    counts=(
-        "Write one line per launch. Which vectors does it read, and which does it write?",
-        "A matmul reads its weight and a vector, and writes a vector.",
-        "In a fused kernel, a tensor that no other kernel needs never goes to memory. s is needed "
-        "twice.",
-    ),
-    fused=(
-        "Which launches are left when the elementwise operations join the matmuls and the norm?",
-        "A matmul's epilogue still reads the other operand of its addition, and s is written: the "
-        "next layer needs it.",
-    ),
-    arrange=(
-        "Take the operations one by one. Which launch is the last to produce one of its inputs?",
-        "Add the operation to that launch or to the first later one that the rules allow. "
-        "If there's none, start a new launch. In the layers tried here, this gives the minimum; in "
-        "others, a later launch may move fewer bytes.",
-        "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
-        "but a norm can't.",
-    ),
-    graph=(
-        "Go through the launches in order. One that waits ends the graph, and the next one that "
-        "doesn't starts another.",
-        "For each tensor that a launch in a graph reads: where will it be for the next token?",
-        "A launch that waits isn't in a graph, so its result has a new address for every "
-        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a "
-        "graph read.",
-    ),
-    time=(
-        "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
-        "You call a graph once, but each kernel in it has a gap.",
-    ),
-    budget=(
-        "How much time is left after the bytes have been moved?",
-        "For the budget, subtract the call and the time for the bytes, then count whole gaps. The "
-        "answer is never below 0.",
-    ),
-)
-hint
-
-# %% [markdown]
-# **Are the results right?** This checks both results with odd widths, views, NaN, three dtypes and one wide row.
-
-# %% grade_id="values" points=3
-check_values(
-    gated_norm,
-    reference,
-    norm_cases(3, 1, seed=6, gate=2),
-    unlike=GATED_NORM_MISTAKES,
-    name="values",
-)
-
-# %% [markdown]
-# **Is it fused?** There should be one launch that reads every input once and writes both results once, in float32 and
-# in bfloat16. On an A100, rows of 8192 mustn't spill registers.
-
-# %% grade_id="traffic" points=2
-wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
-check_passes(
-    gated_norm, (x, residual, gate, weight, 1e-6), reads=(1, 1, 1, 8), widest=wide, name="traffic"
-)
-
-# %% [markdown]
-# **Does it work for a large tensor?** This checks 2^22 rows of 1024 without allocating them.
-
-
-# %%
-def rows_of(rows):
-    return *torch.randn(3, rows, 1024, device=device), torch.randn(1024, device=device), 1e-6
-
-
-# %% grade_id="large" points=1
-check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
-
-# %% [markdown]
-# **Launches and bytes**, compared with the meter's counts for the unfused layer and with the minimum for the fused one.
-
-
-# %%
-def layer_inputs(width, hidden):
-    vectors = torch.randn(3, 1, width)
-    return *vectors, torch.randn(hidden, width), torch.randn(width, hidden)
-
-
-sizes = [(4, 8), (24, 24), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
-sizes += draw_questions(8, 1, range(300, 600), range(600, 1200))
-
-# %% grade_id="counts" points=1
-check_counts(
-    count_layer,
-    short_layer,
-    layer_inputs,
-    sizes,
-    parts=("launches", "bytes"),
-    unlike=short_layer_questions.COUNT_MISTAKES,
-    name="counts",
-)
-
-# %% grade_id="fused" points=1
-check_numbers(
-    count_fused,
-    short_layer_questions.fused_layer,
-    sizes,
-    parts=("launches", "bytes"),
-    within=0.0,
-    unlike=short_layer_questions.FUSED_MISTAKES,
-    name="fused",
-)
-
-# %% [markdown]
-# **Is it within the budget?** This checks the simplest layer, one with everything in it, and a few more.
-
-# %% grade_id="arrange" points=2
-check_arrangement(arrange, layers_asked(4, 6), name="arrange")
-
-# %% [markdown]
-# **Can the graphs be replayed?** This runs three tokens according to your plan. The graphs are recorded with the first
-# one, and the other two must give the same results as eager. Your launches and bytes are compared with the meter's and
-# with the minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
-
-# %% grade_id="graph" points=2
-check_graph_plan(plan_step, steps_asked(18, 4), name="graph")
-
-# %% [markdown]
-# Here is your own kernel in your own graphs. This isn't graded. Without a GPU, nothing can be captured, and the cell
-# prints that.
-
-# %% tags=["nbval-ignore-output"]
-in_a_graph(plan_step, gated_norm)
 
 # %% [markdown]
 # **Times and budgets**, both for a slow CPU and for a slow GPU.
@@ -515,6 +510,9 @@ check_numbers(
     unlike=short_layer_questions.BUDGET_MISTAKES,
     name="budget",
 )
+
+# %% [markdown]
+# **The hidden check** is empty here, and runs during grading.
 
 # %% grade_id="other-values" points=1
 # Grading checks other widths and values here.

@@ -69,8 +69,8 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's launch time gives you a first estimate. (On this machine, launching this layer's kernels takes the
-# CPU about three times that.)
+# for?** Lesson 02's launch time gives you a first estimate. (On the machine with the H100 that we recorded, launching
+# this layer's kernels takes the CPU about three times that.)
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")

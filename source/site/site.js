@@ -120,7 +120,10 @@
     );
   };
   for (const form of document.querySelectorAll(".fusion-guess[data-right]")) {
-    const { right, told } = form.dataset;
+    const { told } = form.dataset;
+    const right = Number(form.dataset.right);
+    const rounded = Math.abs(right) >= 9999.5 ? Math.round(right) : Number(right.toPrecision(4));
+    const shown = rounded.toLocaleString("en", { maximumFractionDigits: 12 });
     const [input, asking, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -129,7 +132,7 @@
       else if (Math.abs(said - right) <= 0.01 * Math.abs(right)) status.textContent = "Right.";
       else status.textContent = `Not ${input.value.trim()}: ${told}.`;
     });
-    asking.addEventListener("click", () => (status.textContent = `${right}: ${told}.`));
+    asking.addEventListener("click", () => (status.textContent = `${shown}: ${told}.`));
   }
   for (const form of document.querySelectorAll(".fusion-guess[data-number]")) {
     const { number: place, question, unit, found } = form.dataset;
@@ -193,11 +196,29 @@
     return index;
   };
   const times = (text, word) => text.split(word).length - 1;
-  const excerpt = (text, words) => {
-    const at = Math.max(0, Math.min(...words.map((word) => text.toLowerCase().indexOf(word)).filter((each) => each >= 0)) - 40);
+  // The part of a text that shows the words: the whole phrase if it occurs, or else the most of them together.
+  const EXCERPT = 140;
+  const excerptAt = (low, words, phrase) => {
+    const whole = low.indexOf(phrase);
+    if (whole >= 0) return whole;
+    let best = [0, -1];
+    for (const word of words) {
+      for (let at = low.indexOf(word), tries = 0; at >= 0 && tries < 50; at = low.indexOf(word, at + 1), tries++) {
+        const here = low.slice(at, at + EXCERPT - 50);
+        const found = words.filter((each) => here.includes(each)).length;
+        if (found > best[0]) best = [found, at];
+      }
+    }
+    return best[1];
+  };
+  const excerpt = (text, words, phrase, title) => {
+    const found = title.toLowerCase() === phrase ? 0 : excerptAt(text.toLowerCase(), words, phrase);
+    // From one space to another: words stay whole.
+    const at = found < 40 ? 0 : text.indexOf(" ", found - 40) + 1;
+    const end = text.length > at + EXCERPT ? text.lastIndexOf(" ", at + EXCERPT) : text.length;
     const part = document.createElement("span");
     part.className = "small";
-    const shown = Number.isFinite(at) ? `${at ? "…" : ""}${text.slice(at, at + 140)}…` : "";
+    const shown = `${at ? "… " : ""}${text.slice(at, Math.max(end, found + phrase.length))}${end < text.length ? " …" : ""}`;
     const marks = new RegExp(`(${words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")})`, "gi");
     shown.split(marks).forEach((piece, place) => {
       if (place % 2) part.appendChild(document.createElement("mark")).textContent = piece;
@@ -205,27 +226,42 @@
     });
     return part;
   };
+  // A heading or a page that is just what was asked for comes first, and the glossary's entry before others.
+  const exact = (phrase, [name, title, text], target) => {
+    if (title === phrase) return target.endsWith("glossary.html") ? 1000 : 500;
+    if (name === phrase || name.endsWith(` ${phrase}`)) return 300;
+    if (asWords(title, phrase)) return 60;
+    return text.includes(phrase) && phrase.includes(" ") ? 20 : 0;
+  };
+  const asWords = (title, phrase) => ` ${title.replace(/[^\p{L}\p{N}]+/gu, " ")} `.includes(` ${phrase} `);
   const find = async () => {
-    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const typed = field.value.toLowerCase().trim().replace(/\s+/g, " ");
+    const singular = (word) => (word.length > 3 && word.endsWith("s") && !word.endsWith("ss") ? word.slice(0, -1) : word);
+    const words = typed.split(" ").filter(Boolean).map(singular);
+    const phrase = words.join(" ");
     const all = await load();
     list.hidden = !words.length;
     const scored = [];
-    for (const { entry, low: [name, title, text] } of all) {
+    for (const { entry, low } of all) {
+      const [name, title, text] = low;
       const points = words.map((word) => 8 * times(title, word) + 4 * times(name, word) + Math.min(4, times(text, word)));
-      if (words.length && Math.min(...points) > 0) scored.push([points.reduce((sum, each) => sum + each), entry]);
+      if (!words.length || Math.min(...points) === 0) continue;
+      const first = Math.max(exact(phrase, low, entry[0]), exact(typed, low, entry[0]));
+      scored.push([first + points.reduce((sum, each) => sum + each), entry]);
     }
     scored.sort((one, other) => other[0] - one[0]);
     list.replaceChildren(...scored.slice(0, 12).map(([, [target, anchor, name, title, text]]) => {
       const link = document.createElement("a");
       link.href = `${document.body.dataset.root}${target}${anchor ? `#${anchor}` : ""}`;
       link.appendChild(document.createElement("b")).textContent = title && !name.endsWith(title) ? `${name}: ${title}` : name;
-      link.append(excerpt(text, words));
+      link.append(excerpt(text, words, phrase, title));
       return link;
     }));
     const told = list.appendChild(document.createElement("p"));
     told.className = "small";
     told.setAttribute("role", "status");
-    told.textContent = scored.length > 12 ? `12 of ${scored.length} places` : scored.length ? `${scored.length} places` : "Nothing found";
+    const places = scored.length === 1 ? "1 place" : `${scored.length} places`;
+    told.textContent = scored.length > 12 ? `12 of ${places}` : scored.length ? places : "Nothing found";
   };
   field.addEventListener("focus", load);
   field.addEventListener("input", find);

@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.learning import self_test
-from helpers.learning.self_tests import with_seals
+from helpers.learning.self_tests import MIME, unsealed, with_seals
 
 
 def test_self_test():
@@ -12,6 +12,13 @@ def test_self_test():
     assert self_test(3.1, 3, hint="count") == "not 3.1: count"
     with pytest.raises(TypeError, match="an answer is a number, got '3'"):
         self_test("3", 3, hint="count")
+
+
+def test_a_question_carries_its_computed_answer_sealed_for_a_page_where_nothing_runs():
+    shown = self_test(..., 96 / 2, "count")._repr_mimebundle_()
+    assert shown["text/plain"] == str(self_test(..., 48, "count"))
+    assert "48" not in shown[MIME]["sealed"]
+    assert unsealed(shown[MIME]["sealed"]) == (48, "count")
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,14 @@ def test_what_is_not_an_answer_comes_from_the_original(saved, capsys):
     assert "  Not taken: 3 code cells that you added or changed outside the answer cells.\n" in report
 
 
+def test_a_cell_that_asks_for_a_hint_is_expected(saved, capsys):
+    content = notebook(STUB)
+    content["cells"] += [code("hint(1)"), code("# stuck\nhint(2)\nhint"), code("")]
+    assert "Not taken" not in graded(saved(content), capsys)[1]
+    content["cells"] += [code("hint(1)\nx = 3"), code("hint = 3"), code("print(hint)"), code("hint(")]
+    assert "  Not taken: 4 code cells that you added" in graded(saved(content), capsys)[1]
+
+
 def test_stored_outputs_and_markers_earn_nothing(saved, capsys):
     content = notebook("# NBVAL_SKIP\n" + STUB)
     content["cells"][1]["metadata"]["tags"] = ["nbval-skip", "raises-exception"]
