@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from benchmarks import held_out
+from benchmarks.calls import fingerprints_of
 from benchmarks.predictions import (
     EXPLAINED,
     FAR,
@@ -78,7 +79,8 @@ def without_tiles():
 def sampled_rows():
     """Of every second operation."""
     record = recorded_validation()
-    return tuple(_row(entry, record.device) for entry in record.times if entry["kernel"] in sorted(COVERED)[::2])
+    device = held_out.device_of(record.gpu)
+    return tuple(_row(entry, device) for entry in record.times if entry["kernel"] in sorted(COVERED)[::2])
 
 
 SAMPLE_AND_ALL = [sampled_rows, pytest.param(rows, marks=pytest.mark.long)]
@@ -169,6 +171,32 @@ def test_held_out_times_are_of_the_shapes_drawn(kind, shapes):
     drawn = [(name, shape) for name, shape, _ in shapes()]
     found = [(entry["kernel"], tuple(entry["shape"])) for entry in held_out.record(kind)["times"]]
     assert found[::3] == found[1::3] == found[2::3] == drawn
+
+
+def test_each_version_is_what_it_is_called():
+    """A wide cross entropy has a tuned kernel, and each call chooses for itself, whatever is chosen around it."""
+    entry = {"kernel": "cross_entropy", "shape": [5, 70000], "dtype": "float32"}
+    names = {}
+    for version in held_out.VERSIONS:
+        for around in ("plain", "tuned"):
+            with variant(around):
+                launches = held_out.rehearsed({**entry, "version": version}, DEVICES["H100"])
+            names.setdefault(version, set()).add(tuple(launch.name for launch in launches))
+    assert [len(found) for found in names.values()] == [1, 1, 1]
+    assert names["plain"] != names["fused"] != names["eager"]
+    assert not any("kernel" in name for (found,) in [names["eager"]] for name in found)
+
+
+def test_a_kernel_that_changed_since_it_was_timed_gets_no_hash():
+    entry = {"kernel": "add_gelu", "shape": [5000], "dtype": "float16", "version": "plain"}
+    launches = held_out.rehearsed(entry, DEVICES["H100"])
+    entry["kernels"] = fingerprints_of(launch.kernel for launch in launches)
+    record = {"gpu": "NVIDIA H100 80GB HBM3", "times": [entry]}
+    (found,) = held_out.with_code(record)["times"]
+    assert found == {**entry, "code": held_out.machine_code(launches, DEVICES["H100"])}
+    entry["kernels"] = ["another.one"]
+    with pytest.raises(ValueError, match="add_gelu plain at 5000 launches other kernels than were timed: check out"):
+        held_out.with_code(record)
 
 
 def test_tiled_kernels_are_predicted_within_a_fifth():
