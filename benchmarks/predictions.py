@@ -90,9 +90,13 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
     return tuple(_row(entry, held_out.device_of(record.gpu)) for entry in entries)
 
 
-@functools.cache
 def held_out_rows(kind: str = "") -> tuple[Row, ...]:
     """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled"."""
+    return _held_out_rows(kind)
+
+
+@functools.cache  # which keeps f() and f("") apart
+def _held_out_rows(kind: str) -> tuple[Row, ...]:
     record = held_out.record(kind)
     known = record["code_by"] == held_out.COMPILER
     rows = (_row(entry, held_out.device_of(record["gpu"])) for entry in record["times"])
