@@ -2,6 +2,7 @@
 
     python benchmarks/held_out.py            on a GPU: measures, and writes benchmarks/results/<gpu>_held_out.json
     python benchmarks/held_out.py tiled      the same for tiled kernels, <gpu>_held_out_tiled.json
+    python benchmarks/held_out.py code       adds the machine code's hashes to the H100's two records
 
 `shapes()` draws them for every memory-bound kernel: 64 KB to a few hundred megabytes, rows of 128 to 65,536 elements, a
 third of them multiples of 64 and most others odd sizes, in every dtype that the kernel takes.
@@ -9,9 +10,9 @@ third of them multiples of 64 and most others odd sizes, in every dtype that the
 `tiled_shapes()` draws them for tiled kernels, in bfloat16: any number of rows, tokens and pixels; columns and channels
 in multiples of 8, mostly of no larger power of two.
 
-Each time records a hash of its kernels' machine code, as the Triton in "code_by" compiles it, so that the prediction
-for a kernel that has changed since isn't compared with it. For the times of 2026-11-26 the hashes were computed later,
-from the commit that recorded them.
+Each time has the fingerprints of its kernels. `code` adds a hash of their machine code, as the Triton in "code_by"
+compiles it, so that the prediction for a kernel that has changed since isn't compared with it. It needs no GPU: run it
+where the Triton is that compares, with the kernels that were timed.
 """
 
 import gc
@@ -20,13 +21,15 @@ import json
 import math
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import torch
 import triton
 
-from benchmarks.calls import plain
+from benchmarks.calls import fingerprints_of, launches_of
 from benchmarks.provenance import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.devices import DEVICES, Device
@@ -44,6 +47,7 @@ COLUMNS = 2**7, 2**16  # of a row
 SHAPES_EACH = {1: 2, 2: 3}  # by the number of dimensions
 TILED_SEED = 32
 TILED_EACH = 4
+VERSIONS = "fused", "eager", "plain"
 COMPILER = f"Triton {triton.__version__}"  # another one makes other machine code of the same kernel
 
 
@@ -93,9 +97,33 @@ def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return [(name, shape, torch.bfloat16) for name, shape in found]
 
 
+def file(kind: str = "") -> Path:
+    """Return the H100's file; that of tiled kernels if `kind` is "_tiled"."""
+    return RESULTS / f"h100_80gb_hbm3_held_out{kind}.json"
+
+
 def record(kind: str = "") -> dict:
     """Return the H100's record: "gpu", "date", "versions", "code_by", "times"; or that of tiled kernels."""
-    return json.loads((RESULTS / f"h100_80gb_hbm3_held_out{kind}.json").read_text())
+    return json.loads(file(kind).read_text())
+
+
+def device_of(gpu: str) -> Device:
+    """Return the Device of a driver's name: the H100 of "NVIDIA H100 80GB HBM3"."""
+    return DEVICES[gpu.removeprefix("NVIDIA ").split()[0]]
+
+
+def called(kernel: str, version: str) -> Callable:
+    """Return what is timed and predicted: the reference ("eager"), the "plain" kernel or the tuned one where one takes
+    the call ("fused")."""
+    op = CATALOGUE[kernel]
+    if version == "eager":
+        return op.reference
+
+    def call(*inputs):
+        with variant("tuned" if version == "fused" else "plain"):
+            return op.fused(*inputs)
+
+    return call
 
 
 def machine_code(launches: list[EagerLaunch | TritonLaunch], device: Device) -> str:
@@ -110,44 +138,65 @@ def machine_code(launches: list[EagerLaunch | TritonLaunch], device: Device) -> 
 
 def rehearsed(entry: dict, device: Device) -> list[EagerLaunch | TritonLaunch]:
     """Return the launches of a recorded call on `device`, by the kernels of today."""
-    op = CATALOGUE[entry["kernel"]]
-    function = op.reference if entry["version"] == "eager" else op.fused
-    inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
-    with torch.no_grad(), variant("tuned" if entry["version"] == "fused" else "plain"):
-        return dry_run_for(device, function, *inputs)
+    dtype = getattr(torch, entry["dtype"])
+    inputs = CATALOGUE[entry["kernel"]].inputs(*entry["shape"], dtype=dtype, device="meta")
+    with torch.no_grad():
+        return dry_run_for(device, called(entry["kernel"], entry["version"]), *inputs)
 
 
 def measure(drawn: list[tuple[str, tuple[int, ...], torch.dtype]]) -> list[dict]:
     """Time fused, plain and eager at each shape: the GPU's own time, cold L2, launch gaps excluded."""
     rows = []
     for name, shape, dtype in drawn:
-        op = CATALOGUE[name]
-        inputs = op.inputs(*shape, dtype=dtype, device="cuda")
-        versions = {"fused": partial(op.fused, *inputs), "eager": partial(op.reference, *inputs)}
-        versions["plain"] = plain(versions["fused"])
+        inputs = CATALOGUE[name].inputs(*shape, dtype=dtype, device="cuda")
+        versions = {version: partial(called(name, version), *inputs) for version in VERSIONS}
         with torch.no_grad():
+            launched = {version: launches_of(call) for version, call in versions.items()}
             measured = benchmark_together(versions, runs=15)
         what = {"kernel": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
-        rows += [{**what, "version": version, "gpu": asdict(timing)} for version, timing in measured.items()]
+        for version, timing in measured.items():
+            kernels = fingerprints_of(launch.kernel for launch in launched[version])
+            rows.append({**what, "version": version, "kernels": kernels, "gpu": asdict(timing)})
         print(what, {version: f"{timing.median * 1e6:.1f} us" for version, timing in measured.items()}, flush=True)
-        del inputs, versions
+        del inputs, versions, launched
         gc.collect()
         torch.cuda.empty_cache()
     return rows
 
 
+def with_code(content: dict) -> dict:
+    """Return a record with the hashes of its kernels' machine code by this Triton.
+
+    Raises:
+        ValueError: a kernel has changed since it was timed.
+    """
+    device, times = device_of(content["gpu"]), []
+    for entry in content["times"]:
+        launches = rehearsed(entry, device)
+        kernels = fingerprints_of(each.kernel for each in launches if isinstance(each, TritonLaunch))
+        if kernels != entry["kernels"]:
+            what = f"{entry['kernel']} {entry['version']} at {'x'.join(map(str, entry['shape']))}"
+            raise ValueError(f"{what} launches other kernels than were timed: check out the commit that was timed")
+        times.append({**entry, "code": machine_code(launches, device)})
+    return {**content, "code_by": COMPILER, "times": times}
+
+
+def write(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"{len(content['times'])} times recorded in {path.name}")
+
+
 def main() -> int:
+    if sys.argv[1:] == ["code"]:
+        for kind in ("", "_tiled"):
+            write(file(kind), with_code(record(kind)))
+        return 0
     if not runtime.has_gpu():
         raise RuntimeError("held-out times need an NVIDIA GPU: the recorded ones are in benchmarks/results")
     tiled = sys.argv[1:] == ["tiled"]
     times = measure(tiled_shapes() if tiled else shapes())
-    device = DEVICES[torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]] if times else None
-    for entry in times:
-        entry["code"] = machine_code(rehearsed(entry, device), device)
-    content = {**provenance(), "code_by": COMPILER, "times": times}
     path = results_file().with_stem(f"{results_file().stem}_held_out{'_tiled' if tiled else ''}")
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"{len(content['times'])} times recorded in {path.name}")
+    write(path, {**provenance(), "times": times})
     return 0
 
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks import held_out
 from benchmarks.sweep.points import DTYPES
 from benchmarks.validation import COVERED, recorded_validation
-from helpers.instruments.devices import DEVICES
+from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.prediction import Prediction, prediction_of
 from helpers.instruments.recordings import recorded
 from helpers.instruments.sweep_records import recorded_sweep
@@ -75,7 +75,7 @@ class Row:
 def rows() -> tuple[Row, ...]:
     """Return every recorded time of the catalogue's kernels, at the sizes of benchmarks/validate.py."""
     record = recorded_validation()
-    return tuple(_row(entry, record.device) for entry in record.times if entry["kernel"] in COVERED)
+    return tuple(_row(entry, held_out.device_of(record.gpu)) for entry in record.times if entry["kernel"] in COVERED)
 
 
 @functools.cache
@@ -87,15 +87,19 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
         for entry in record.rows
         if entry["kernel"] in TILED and entry["provider"] in ("fused", "eager") and entry["flops"] <= most_flops
     ]
-    return tuple(_row(entry, _device(record.gpu)) for entry in entries)
+    return tuple(_row(entry, held_out.device_of(record.gpu)) for entry in entries)
 
 
-@functools.cache
 def held_out_rows(kind: str = "") -> tuple[Row, ...]:
     """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled"."""
+    return _held_out_rows(kind)
+
+
+@functools.cache  # which keeps f() and f("") apart
+def _held_out_rows(kind: str) -> tuple[Row, ...]:
     record = held_out.record(kind)
     known = record["code_by"] == held_out.COMPILER
-    rows = (_row(entry, _device(record["gpu"])) for entry in record["times"])
+    rows = (_row(entry, held_out.device_of(record["gpu"])) for entry in record["times"])
     return tuple(row if known else replace(row, current=False) for row in rows)
 
 
@@ -129,16 +133,10 @@ def sweep_entries(fitted: bool) -> list[dict]:
 @functools.cache
 def sweep_rows(fitted: bool, every: int = 1) -> tuple[Row, ...]:
     """Return the times of every `every`-th of `sweep_entries` with their predictions."""
-    return tuple(_row(entry, "H100") for entry in sweep_entries(fitted)[::every])
+    return tuple(_row(entry, DEVICES["H100"]) for entry in sweep_entries(fitted)[::every])
 
 
-def _device(gpu: str) -> str:
-    """Return the name in DEVICES of a GPU, given the driver's name: "H100" of "NVIDIA H100 80GB HBM3"."""
-    return gpu.removeprefix("NVIDIA ").split()[0]
-
-
-def _row(entry: dict, name: str) -> Row:
-    device = DEVICES[name]
+def _row(entry: dict, device: Device) -> Row:
     launches = held_out.rehearsed(entry, device)
     current = "code" not in entry or entry["code"] == held_out.machine_code(launches, device)
     shape, measured = tuple(entry["shape"]), entry["gpu"]["median"]

@@ -2,8 +2,10 @@
 
     python -m benchmarks.public_models --measure [NAME ...]   on a GPU: the kernels of one call, eager and compiled
     python -m benchmarks.public_models --predict [NAME ...]   on any machine: launches and times of both
+    python -m benchmarks.public_models --unchanged [NAME ...] on any machine: a hash of the model before and after
 
-Each replaces its part of the GPU's record (the H100's if there is no GPU), and --predict writes docs/public_models.md.
+Each replaces its part of the GPU's record (the H100's if there is no GPU), and the last two write
+docs/public_models.md.
 
 transformers, timm, torchvision and torch_geometric build the models from their configurations, with random weights. The
 course does not depend on these packages. A model whose package is missing is skipped with a message.
@@ -14,6 +16,7 @@ but not to these.
 """
 
 import argparse
+import hashlib
 import importlib
 import json
 import signal
@@ -28,6 +31,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.provenance import provenance, results_file
 from helpers.instruments.fusion import analyse
@@ -159,7 +163,7 @@ def graph_network(name: str):
     return build
 
 
-def training_step(loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callable:
+def training_step(model: nn.Module, loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callable:
     def step(*given):
         optimizer.zero_grad()
         loss = loss_of(*given)
@@ -167,6 +171,7 @@ def training_step(loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callab
         optimizer.step()
         return loss
 
+    step.model, step.optimizer = model, optimizer
     return step
 
 
@@ -176,7 +181,7 @@ def llama_step(device):
     sizes = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 16, "num_key_value_heads": 4, "use_cache": False}
     model = hugging_face("LlamaForCausalLM", "LlamaConfig", device, **sizes).train()
-    step = training_step(lambda ids: model(ids, labels=ids).loss, torch.optim.AdamW(model.parameters()))
+    step = training_step(model, lambda ids: model(ids, labels=ids).loss, torch.optim.AdamW(model.parameters()))
     return step, (tokens(4, 512, device),), {}
 
 
@@ -185,7 +190,7 @@ def resnet_step(device):
     device = "cpu" if device == "meta" else device
     model = importlib.import_module("torchvision.models").resnet18().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    step = training_step(lambda x, labels: functional.cross_entropy(model(x), labels), optimizer)
+    step = training_step(model, lambda x, labels: functional.cross_entropy(model(x), labels), optimizer)
     return step, (torch.randn(64, 3, 224, 224, device=device), torch.arange(64, device=device)), {}
 
 
@@ -246,6 +251,37 @@ def predicted(name: str) -> dict:
     }
 
 
+def digest(model, *inputs) -> str:
+    """Hash the inputs and every value that a model holds: weights, buffers, gradients, and an optimizer's state."""
+    found, module = hashlib.sha256(), getattr(model, "model", model)
+    optimizer = getattr(model, "optimizer", None)
+    values = [
+        module.state_dict(keep_vars=True),
+        [each.grad for each in module.parameters()],
+        optimizer and optimizer.state_dict(),
+    ]
+    for each in tree_leaves([*values, *inputs]):
+        if isinstance(each, torch.Tensor):
+            found.update(f"{each.dtype}{tuple(each.shape)}{each.requires_grad}".encode())
+            found.update(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            found.update(repr(each).encode())
+    return found.hexdigest()[:16]
+
+
+def unchanged(name: str) -> dict:
+    """Return the digest of a model with real weights before and after `analyse`; a training step has run once."""
+    torch.manual_seed(0)
+    model, inputs, keywords = MODELS[name]("cpu")
+    training = not isinstance(model, nn.Module)
+    if training:
+        model(*(each[:1] for each in inputs))
+    before = digest(model, inputs, keywords)
+    with torch.set_grad_enabled(training):
+        analyse(model, *inputs, keywords=keywords, device="H100")
+    return {"before": before, "after": digest(model, inputs, keywords)}
+
+
 def kernels_of(call) -> dict:
     """Return launches and GPU microseconds of one call, with its kernels by name: count and microseconds each."""
     for _ in range(CALLS):
@@ -280,8 +316,8 @@ def _late(*_):
 
 
 def take(part: str, names: list[str], file: Path) -> None:
-    """Redo the models' `part`, "measured" or "predicted"; the file is written after each."""
-    record = json.loads(file.read_text()) if file.exists() else {"measured": {}, "predicted": {}}
+    """Redo the models' `part`, one of PARTS; the file is written after each."""
+    record = json.loads(file.read_text()) if file.exists() else {part: {} for part in PARTS}
     if part == "measured":
         record |= provenance()
     signal.signal(signal.SIGPROF, _late)  # CPU time: a busy machine must not leave a model out
@@ -294,12 +330,12 @@ def take(part: str, names: list[str], file: Path) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        record[part][name] = found
+        record.setdefault(part, {})[name] = found
         file.write_text(json.dumps(record, indent=1) + "\n")
-        print(name, found.get("failed") or f"{found['eager']['us']:.0f} us", flush=True)
+        print(name, found.get("failed") or found.get("after") or f"{found['eager']['us']:.0f} us", flush=True)
 
 
-PARTS = {"measured": measured, "predicted": predicted}
+PARTS = {"measured": measured, "predicted": predicted, "unchanged": unchanged}
 
 
 def compared(record: dict) -> list[tuple[str, dict, dict]]:
@@ -359,6 +395,23 @@ def page(record: dict) -> str:
         f"| {what} | " + " | ".join(f"{half[what][0]:.0%}, {half[what][1]:.0%}" for half in halves) + " |"
         for what in halves[0]
     ]
+    lines += [
+        "",
+        "What the reports name as unsure, as a share of the predicted time. `analyse` leaves a model as it was: the",
+        "hash of its weights, buffers, gradients, optimizer state and inputs is the same before and after.",
+        "",
+        "| | operators | unsure | why | hash before | hash after |",
+        "|---|---|---|---|---|---|",
+    ]
+    reasons = {}
+    for name, ours, _ in compared(record):
+        numbers = [str(reasons.setdefault(each, len(reasons) + 1)) for each in ours["unsure"]]
+        state = record["unchanged"][name]
+        lines.append(
+            f"| {name} | {ours['operators']} | {ours['unsure_share']:.0%} | {', '.join(numbers)} "
+            f"| `{state['before']}` | `{state['after']}` |"
+        )
+    lines += ["", *(f"{number}. {why}." for why, number in reasons.items())]
     lines += ["", *NOTES, ""]
     left = sorted(set(MODELS) - {name for name, *_ in compared(record)})
     for name in left:
@@ -371,16 +424,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Public models: predicted and measured.")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--predict", action="store_true")
+    parser.add_argument("--unchanged", action="store_true")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     if unknown := [each for each in options.names if each not in MODELS]:
         print(f"no model {unknown[0]!r}; there are {', '.join(MODELS)}", file=sys.stderr)
         return 2
     file = results_file().with_name(f"{results_file().stem}_models.json") if torch.cuda.is_available() else RECORD
-    for part, wanted in (("measured", options.measure), ("predicted", options.predict)):
+    chosen = {"measured": options.measure, "predicted": options.predict, "unchanged": options.unchanged}
+    for part, wanted in chosen.items():
         if wanted:
             take(part, options.names or list(MODELS), file)
-    if options.predict:
+    if options.predict or options.unchanged:
         PAGE.write_text(page(json.loads(RECORD.read_text())))
     return 0
 

@@ -29,9 +29,10 @@ import triton.language as tl
 from torch.autograd import DeviceType
 
 from benchmarks import hardware_counters
-from benchmarks.calls import backward_pass, plain, same_kernels
+from benchmarks.calls import backward_pass, same_kernels
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
+from benchmarks.held_out import called
 from benchmarks.provenance import provenance, results_file
 from benchmarks.triton_launches import Launch, triton_launches
 from benchmarks.validation import COVERED
@@ -238,14 +239,14 @@ def constants() -> dict:
 
 
 def times() -> list[dict]:
-    """Time every kernel's plain version and eager at every size: the GPU's own time, cold L2, gaps excluded."""
+    """Time every kernel and eager at every size: the GPU's own time, cold L2, gaps excluded."""
     rows = []
     for op in COVERED.values():
         dtype = op.gpu_dtypes[-1]
         for size in SIZES:
             shape = shape_of(op, size)
             inputs = op.inputs(*shape, dtype=dtype, device="cuda")
-            versions = {"fused": partial(plain(op.fused), *inputs), "eager": partial(op.reference, *inputs)}
+            versions = {version: partial(called(op.name, version), *inputs) for version in ("fused", "eager")}
             with torch.no_grad():
                 measured = benchmark_together(versions, runs=20)
             rows += [

@@ -149,8 +149,8 @@ def observed(observer):
 
     `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why.
     `withdraw()`: the launch just reported ended at a static assertion, and another will follow.
-    `lock(address, took)`, after each atomic of one element. `took`: whether it acquired a lock, by a successful
-        compare-and-swap or by exchanging 0 for something else.
+    `lock(address, took)`, after each atomic of one element but the relaxed, which order no other access. `took`:
+        whether it acquired a lock, by a successful compare-and-swap or by exchanging 0 for something else.
     `resumed(index)`, in a cooperative launch, when a program resumes after others have run.
     `synchronised(address, acquires, releases)`, in a cooperative launch, after each atomic of one element.
     `product(left, right)`, called with the operands of each `tl.dot` as arrays; the matmul is then not computed. An
@@ -279,9 +279,9 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int, stored=None)
     return lanes
 
 
-def _tell_of_lock(pointer, took: bool) -> None:
+def _tell_of_lock(pointer, sem, took: bool) -> None:
     tell = getattr(_observer, "lock", None)
-    if tell is not None:
+    if tell is not None and sem != interpreter._ir.MEM_SEMANTIC.RELAXED:
         tell(int(pointer.data.reshape(())), took)
 
 
@@ -366,7 +366,7 @@ class Builder(interpreter.InterpreterBuilder):
         before = super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
         if lanes.data.size == 1 and lanes.data.all():
             exchanged = rmwOp == interpreter._ir.ATOMIC_OP.XCHG
-            _tell_of_lock(ptr, took=exchanged and not before.data.any() and bool(val.data.any()))
+            _tell_of_lock(ptr, sem, took=exchanged and not before.data.any() and bool(val.data.any()))
             _synchronise(ptr, sem)
         return before
 
@@ -381,7 +381,7 @@ class Builder(interpreter.InterpreterBuilder):
             raise IndexError("a compare-and-swap lies outside the tensor: check its offset")
         before = super().create_atomic_cas(ptr, cmp, val, sem, scope)
         if ptr.data.size == 1:
-            _tell_of_lock(ptr, took=bool((before.data == cmp.data).all()))
+            _tell_of_lock(ptr, sem, took=bool((before.data == cmp.data).all()))
             _synchronise(ptr, sem)
         return before
 

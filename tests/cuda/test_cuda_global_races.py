@@ -205,8 +205,7 @@ def test_a_dot_product_of_all_blocks_that_the_grid_waits_for_has_no_race():
     assert (hazard.kind, hazard.source) == ("race", "out[i] = x[i] / *dot;")
 
 
-def test_a_scan_in_two_launches_has_no_race():
-    source = """__global__ void blocks(const float* x, float* y, float* sums) {
+SCAN = """
       __shared__ float s[256];
       int t = threadIdx.x, i = blockIdx.x * 256 + t;
       s[t] = x[i];
@@ -218,13 +217,16 @@ def test_a_scan_in_two_launches_has_no_race():
         __syncthreads();
       }
       y[i] = s[t];
-      if (t == 255) sums[blockIdx.x] = s[t];
-    }
-    __global__ void joined(float* y, const float* sums) {
+      if (t == 255) sums[blockIdx.x] = s[t];"""
+JOINED = """
       float before = 0;
       for (int block = 0; block < blockIdx.x; block++) before += sums[block];
-      y[blockIdx.x * 256 + threadIdx.x] += before;
-    }"""
+      y[blockIdx.x * 256 + threadIdx.x] += before;"""
+
+
+def test_a_scan_in_two_launches_has_no_race():
+    source = f"""__global__ void blocks(const float* x, float* y, float* sums) {{ {SCAN} }}
+    __global__ void joined(float* y, const float* sums) {{ {JOINED} }}"""
 
     def scan(x):
         y, sums = torch.empty_like(x), torch.empty(16)
@@ -236,3 +238,10 @@ def test_a_scan_in_two_launches_has_no_race():
     traffic = measure(scan, x)
     assert torch.equal(traffic.result, x.cumsum(0))
     assert traffic.hazards == ()
+
+
+@pytest.mark.parametrize(("body", "line"), [(SCAN + JOINED, "block++"), (SCAN.replace("__syncthreads();", ""), "s[t")])
+def test_a_scan_in_one_launch_or_without_barriers_races(body, line):
+    source = f"__global__ void k(const float* x, float* y, float* sums) {{ {body} }}"
+    found = measure(cuda_kernel(source, "k")[16, 256], torch.ones(4096), torch.empty(4096), torch.empty(16)).hazards
+    assert any(hazard.kind == "race" and line in hazard.source for hazard in found)

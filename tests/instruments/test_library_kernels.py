@@ -198,7 +198,7 @@ def record():
 
 
 def test_every_model_was_measured_or_says_why_not(record):
-    assert set(record["measured"]) == set(record["predicted"]) == set(public_models.MODELS)
+    assert set(record["measured"]) == set(record["predicted"]) == set(record["unchanged"]) == set(public_models.MODELS)
     assert sorted(public_models.MODELS)[1::2] == public_models.HELD_OUT
     assert len(public_models.compared(record)) >= 22
 
@@ -239,3 +239,36 @@ def test_the_recorded_predictions_are_todays(name, record):
     found = public_models.predicted(name)
     for way in ("eager", "compiled"):
         assert found[way] == pytest.approx(record["predicted"][name][way], rel=1e-6)
+
+
+def test_every_model_was_left_as_it_was(record):
+    for name, *_ in public_models.compared(record):
+        assert record["unchanged"][name]["before"] == record["unchanged"][name]["after"], name
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM"])
+def test_a_model_is_left_as_it_was_today_too(name):
+    found = public_models.unchanged(name)
+    assert found["before"] == found["after"]
+
+
+def test_a_digest_sees_every_value_a_training_step_changes():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = public_models.training_step(model, lambda x: model(x).sum(), optimizer)
+    x = torch.randn(8, 4)
+    step(x)
+    changes = (
+        lambda: model[0].weight.data[0, 0].add_(1e-6),
+        lambda: model[1].running_mean[0].add_(1e-6),
+        lambda: model[0].bias.grad[0].add_(1e-3),
+        lambda: optimizer.state[model[0].bias]["exp_avg"][0].add_(1e-3),
+        lambda: model[0].bias.requires_grad_(False),
+        lambda: x[0, 0].neg_(),
+    )
+    digests = [public_models.digest(step, x)]
+    for change in changes:
+        change()
+        digests.append(public_models.digest(step, x))
+    assert len(set(digests)) == len(digests)

@@ -147,6 +147,15 @@ EAGER = {
         lambda x: functional.cross_entropy(x.view(5, 205), torch.tensor([0, 1, 2, 3, -100])),
         (2, 4 * N + 16 + 40, 4 * N + 8),
     ),
+    # Of 5 rows: amax, abs, == inf, masked_fill_, subtract, exp_, sum, log_, add_. Source: logsumexp_out_impl in
+    # ReduceOps.cpp.
+    "logsumexp": (
+        lambda x: x.view(5, 205).logsumexp(1),
+        (9, 4 * (4 * N + 5 + 5 + 5 + 5 + 5 + 10) + 5, 4 * (2 * N + 5 + 5 + 5 + 5 + 5 + 5) + 5),
+    ),
+    "repeat": (lambda x: x.view(41, 25).repeat(2, 1), (1, 4 * N, 8 * N)),
+    "slice_scatter": (lambda x: x.slice_scatter(x[5:105], 0, 0, 100), (2, 4 * N + 400, 4 * N + 400)),  # clone and copy
+    "diag_embed": (lambda x: torch.diag_embed(x[:4]), (2, 16, 64 + 16)),  # zeros and copy
     "dropout": (lambda x: functional.dropout(x, 0.5, training=False), (0, 0, 0)),
     "convolution": (
         lambda x: functional.conv2d(x[:256].view(1, 1, 16, 16), x[300:309].view(1, 1, 3, 3), x[400:401]),

@@ -244,33 +244,42 @@ def test_a_program_that_reads_what_another_stored_is_found(how, kinds):
 
 
 @triton.jit
-def flag_kernel(x_ptr, flag_ptr, y_ptr, SEM: tl.constexpr):
+def flag_kernel(x_ptr, flag_ptr, y_ptr, RAISES: tl.constexpr, SEES: tl.constexpr):
     """The first program stores a number and raises a flag; the second reads the number once it sees the flag."""
     if tl.program_id(0) == 0:
         tl.store(x_ptr, 1.0)
-        if SEM == "relaxed":
-            tl.atomic_xchg(flag_ptr, 1, sem="relaxed")
-        else:
-            tl.atomic_xchg(flag_ptr, 1, sem="release")
-    elif SEM == "relaxed":
-        if (
-            tl.atomic_add(
-                flag_ptr,
-                0,
-                sem="relaxed",
-            )
-            == 1
-        ):
-            tl.store(y_ptr, tl.load(x_ptr))
-    elif tl.atomic_add(flag_ptr, 0, sem="acquire") == 1:
+        tl.atomic_xchg(flag_ptr, 1, sem=RAISES)
+    elif tl.atomic_add(flag_ptr, 0, sem=SEES) == 1:
         tl.store(y_ptr, tl.load(x_ptr))
 
 
-@pytest.mark.parametrize(("sem", "kinds"), [("relaxed", ["unsynchronised read"]), ("ordered", [])])
-def test_a_relaxed_atomic_orders_no_other_access(sem, kinds):
+@triton.jit
+def swapped_flag_kernel(x_ptr, flag_ptr, y_ptr, RAISES: tl.constexpr, SEES: tl.constexpr):
+    """The same by compare-and-swap, the order passed by position and by way of a variable."""
+    raises: tl.constexpr = RAISES
+    if tl.program_id(0) == 0:
+        tl.store(x_ptr, 1.0)
+        tl.atomic_cas(flag_ptr, 0, 1, raises)
+    elif tl.atomic_cas(flag_ptr, 1, 1, sem=SEES) == 1:
+        tl.store(y_ptr, tl.load(x_ptr))
+
+
+@pytest.mark.parametrize("kernel", [flag_kernel, swapped_flag_kernel])
+@pytest.mark.parametrize(
+    ("raises", "sees", "kinds"),
+    [
+        ("relaxed", "relaxed", ["unsynchronised read"]),
+        ("relaxed", "acquire", ["unsynchronised read"]),
+        ("release", "relaxed", ["unsynchronised read"]),
+        ("release", "acquire", []),
+        ("acq_rel", "acq_rel", []),
+    ],
+)
+def test_a_relaxed_atomic_orders_no_other_access(kernel, raises, sees, kinds):
     x, flag, y = torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
-    found = measure(lambda: flag_kernel[(2,)](x, flag, y, SEM=sem))
+    found = measure(lambda: kernel[(2,)](x, flag, y, RAISES=raises, SEES=sees))
     assert [hazard.kind for hazard in found.hazards] == kinds
+    assert y.item() == 1  # in this order it comes out right: values would not tell
 
 
 def test_instances_of_two_launches_do_not_race():

@@ -25,8 +25,9 @@ WRAPS_A_SCALAR = frozenset(["lift_fresh", "scalar_tensor"])
 # Uninitialised allocations; empty_like and others reduce to the first two.
 ALLOCATES = frozenset(["empty", "empty_strided", "new_empty_strided"])
 
-# PyTorch decomposes these differently from machine to machine; a GPU library runs each as one kernel.
-ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm".split())
+# PyTorch decomposes these differently from machine to machine, or works out an order of axes on the host (repeat); a
+# GPU runs each as one kernel.
+ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm repeat".split())
 
 # These read a tensor without returning one. Others that return none only ask for a shape or a flag.
 READS_WITHOUT_RESULT = frozenset(["equal", "_local_scalar_dense"])
@@ -233,7 +234,8 @@ def _body(func, given):
         return None
     if _has_kernel(name, device):
         return None if func.namespace == "aten" else getattr(_KEYS, device)
-    return _KEYS.CompositeExplicitAutograd if _has_kernel(name, "CompositeExplicitAutograd") else None
+    explicit = "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"
+    return next((getattr(_KEYS, key) for key in explicit if _has_kernel(name, key)), None)
 
 
 def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:

@@ -1,11 +1,7 @@
 """Traffic of Triton launches: every load, store and atomic of every program instance."""
 
-import itertools
-import linecache
-import re
 import sys
 from dataclasses import dataclass
-from types import CodeType
 
 import numpy as np
 import torch
@@ -19,7 +15,6 @@ from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line, Region, 
 from kernels.interpreter.runtime import kernel_code
 
 WARP = 32  # lanes whose addresses make one request
-RELAXED = re.compile(r"""["']relaxed["']""")
 PATTERNS_KEPT = 8  # of each load or store: a loop's full blocks, its tail, and some to spare
 
 
@@ -81,10 +76,10 @@ def _lanes_first(offsets: np.ndarray, itemsize: int) -> list[int]:
 class Site:
     """One load, store or atomic in the source of a kernel."""
 
-    __slots__ = ("_itemsize", "_patterns", "kernel", "line", "operand", "place", "relaxed")
+    __slots__ = ("_itemsize", "_patterns", "kernel", "line", "operand", "place")
 
-    def __init__(self, kernel: str, place: tuple[str, int], line: Line, itemsize: int, relaxed: bool):
-        self.kernel, self.place, self.line, self.relaxed = kernel, place, line, relaxed
+    def __init__(self, kernel: str, place: tuple[str, int], line: Line, itemsize: int):
+        self.kernel, self.place, self.line = kernel, place, line
         self.operand = None  # the tensor that it touched last
         self._itemsize = itemsize
         self._patterns = []
@@ -106,17 +101,6 @@ class Site:
         self._patterns.insert(0, pattern)
         del self._patterns[PATTERNS_KEPT:]
         return pattern
-
-
-def _is_relaxed(code: CodeType, instruction: int) -> bool:
-    """Return whether a call in the source passes "relaxed": such an atomic orders no other access."""
-    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None))
-    if None in (first, last, start, end):
-        return False
-    lines = [linecache.getline(code.co_filename, line) for line in range(first, last + 1)]
-    lines[-1] = lines[-1].encode()[:end].decode()
-    lines[0] = lines[0].encode()[start:].decode()
-    return bool(RELAXED.search("".join(lines)))
 
 
 @dataclass(eq=False)
@@ -244,8 +228,8 @@ class TritonMeter:
         self._clocks.synchronised(address, acquires, releases)
 
     def lock(self, address: int, took: bool) -> None:
-        """After an atomic of one element: whether it took a lock there. Any atomic there gives it back."""
-        if self._clocks is not None or not self._orders:
+        """After an atomic of one element that orders others: whether it took a lock there. Any there gives it back."""
+        if self._clocks is not None:
             return
         self._held = self._held - {address} if address in self._held or not took else self._held | {address}
         self._atomics.append((len(self._pending), address))
@@ -269,9 +253,7 @@ class TritonMeter:
         site = self._sites.get(key)
         if site is None:
             place = frame.f_code.co_filename, frame.f_lineno
-            relaxed = kind == "atomic" and _is_relaxed(frame.f_code, frame.f_lasti)
-            site = self._sites[key] = Site(frame.f_code.co_name, place, self.ledger.line(*place), itemsize, relaxed)
-        self._orders = not site.relaxed
+            site = self._sites[key] = Site(frame.f_code.co_name, place, self.ledger.line(*place), itemsize)
         pattern = site.pattern(addresses, mask)
         footprint = pattern.footprint
         if footprint is None:
