@@ -7,12 +7,13 @@
 
 Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep/worker.py) that each build a
 point at the same time, then time them one after another, while no process builds on that GPU. Times are GPU times with
-a cold L2, the median of RUNS. At a few sizes calls are timed as well, by the host's clock with warm caches, forward
-calls without gradients and next to a bare launch of an empty kernel with the same arguments. These points come first,
-because no process may build on any GPU while one is timed. Percentages are of the ceilings that the same GPU reached at
-the start of the run. max-autotune and torch.compile's tuning of pointwise kernels run while other processes build on
-the same GPU, so they may choose differently than they would alone; benchmarks/run.py times them alone. Otherwise
-torch.compile is in its default mode, without CUDA graphs. Peers' results are not checked here.
+a cold L2, the median of RUNS, or of more for short work. At a few sizes calls are timed as well, by the host's clock
+with warm caches, forward calls without gradients and next to a bare launch of an empty kernel with the same arguments.
+These points come first, because no process may build on any GPU while one is timed. Percentages are of the ceilings
+that the same GPU reached at the start of the run. max-autotune and torch.compile's tuning of pointwise kernels run
+while other processes build on the same GPU, so they may choose differently than they would alone; benchmarks/run.py
+times them alone. Otherwise torch.compile is in its default mode, without CUDA graphs. Peers' results are not checked
+here.
 
 "fused" is the GPU's default kernel; "plain" is the plain kernel, timed where a tuned one takes the point. A point
 records the fingerprints of the kernels that it launched, so that a table can count points from an earlier version of a

@@ -44,6 +44,7 @@ def residual_layer_norm_kernel(
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
+    EARLY: tl.constexpr,  # whether weight and bias are loaded before the reductions, so that nothing waits afterwards
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
     ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
@@ -67,7 +68,6 @@ def residual_layer_norm_kernel(
     s0 += tl.load(residual_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
     s1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
     s1 += tl.load(residual_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
-    EARLY: tl.constexpr = HEAD + TAIL <= 1025  # before the reductions, so that they are not waited for afterwards
     if EARLY:
         weight0, bias0 = tl.load(weight_ptr + col0), tl.load(bias_ptr + col0)
         weight1, bias1 = tl.load(weight_ptr + col1, mask=col1 < cols), tl.load(bias_ptr + col1, mask=col1 < cols)
@@ -114,9 +114,11 @@ def residual_layer_norm_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return norm_settings, with 8 warps for rows of 16385 to 18432 columns: 362 us for 434 at 7282 x 18432 (H100)."""
-    chosen = norm_settings(cols, dtype, *strides)
-    return chosen | ({"num_warps": 8} if 16384 < cols <= 18432 and aligned(cols, dtype.itemsize) else {})
+    """Return norm_settings and EARLY, which rows loaded element by element leave no registers for. Rows of 16385 to
+    18432 columns take 8 warps: 362 us for 434 at 7282 x 18432 (H100)."""
+    chosen, wide_loads = norm_settings(cols, dtype, *strides), aligned(cols, dtype.itemsize)
+    chosen["EARLY"] = cols <= 1024 and wide_loads
+    return chosen | ({"num_warps": 8} if 16384 < cols <= 18432 and wide_loads else {})
 
 
 def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, Tensor]:

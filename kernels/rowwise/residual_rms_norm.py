@@ -44,6 +44,7 @@ def residual_rms_norm_kernel(
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
+    EARLY: tl.constexpr,  # whether the weight is loaded before the reduction, so that nothing waits afterwards
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
     ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
@@ -66,6 +67,8 @@ def residual_rms_norm_kernel(
     s1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
     s0 += tl.load(residual_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
     s1 += tl.load(residual_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
+    if EARLY:
+        weight0, weight1 = tl.load(weight_ptr + col0), tl.load(weight_ptr + col1, mask=col1 < cols)
     tl.store(sum_ptr + col0, s0.to(sum_ptr.dtype.element_ty), mask=mask0)
     tl.store(sum_ptr + col1, s1.to(sum_ptr.dtype.element_ty), mask=mask1)
     squares = tl.sum(s0 * s0, axis=1, keep_dims=True) + tl.sum(s1 * s1, axis=1, keep_dims=True)
@@ -80,8 +83,9 @@ def residual_rms_norm_kernel(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=mask0)
 
-    y0 = s0 * rstd * tl.load(weight_ptr + col0).to(COMPUTE)
-    y1 = s1 * rstd * tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    if not EARLY:
+        weight0, weight1 = tl.load(weight_ptr + col0), tl.load(weight_ptr + col1, mask=col1 < cols)
+    y0, y1 = s0 * rstd * weight0.to(COMPUTE), s1 * rstd * weight1.to(COMPUTE)
     tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
     tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
     if WIDE:
@@ -93,14 +97,18 @@ def residual_rms_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+def settings(rows: int, cols: int, dtype: torch.dtype, *strides: int) -> dict:
     """Return the kernel's blocks and warps for rows of `cols` columns with these row strides. Half the warps, or half
-    the rows per program, take 12.7 us for 14.5 at 2048 x 2048, and 380 for 398 at 1056833 x 127 (H100, bf16)."""
-    chosen = {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, tensors=2, strides=strides)}
+    the rows per program, take 12.7 us for 14.5 at 2048 x 2048, and 380 for 398 at 1056833 x 127 (H100, bf16). Up to
+    1024 columns there are registers for the weight during the reduction, unless rows are loaded element by element."""
+    chosen, wide_loads = row_settings(cols, dtype, tensors=2, strides=strides), aligned(cols, dtype.itemsize)
+    chosen |= {"WIDE": cols > MAX_COLUMNS, "EARLY": cols <= 1024 and wide_loads}
     if cols == 2048:
         chosen["num_warps"] //= 2
-    elif not aligned(cols, dtype.itemsize):
+    elif not wide_loads:
         chosen["BLOCK_ROWS"] = max(1, chosen["BLOCK_ROWS"] // 2)
+    elif rows < 4096 and cols <= 128:
+        chosen |= {"BLOCK_ROWS": 8, "num_warps": 4}
     return chosen
 
 
@@ -110,7 +118,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, ep
         x, residual = as_rows(x), as_rows(residual)
         rows, cols = x.shape
         tensors, strides = (x, residual, weight.contiguous(), y, s, rstd), (x.stride(0), residual.stride(0))
-        chosen = settings(cols, x.dtype, *strides)
+        chosen = settings(rows, cols, x.dtype, *strides)
         with torch.cuda.device_of(x):
             residual_rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, *strides, eps, **chosen)
     return y, s
@@ -192,7 +200,7 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x, x[0], x, x, None, rows, cols, cols, cols, 1e-6), settings(cols, dtype)
+    return (x, x, x[0], x, x, None, rows, cols, cols, cols, 1e-6), settings(rows, cols, dtype)
 
 
 OP = FusedOp(

@@ -56,7 +56,6 @@ HALF_LINE = 32  # elements of 16 bits in half a cache line
 # resident tiles on an H200 in microseconds: per step of 64 input channels or fewer, and to start and end.
 TILES = (
     (256, 128, 64, 8, 4, 1, 0.69, 2.0),
-    (256, 128, 32, 8, 6, 1, 0.40, 2.0),
     (128, 256, 64, 8, 4, 1, 0.70, 2.0),
     (128, 64, 64, 4, 4, 2, 0.41, 1.0),
     (256, 64, 64, 4, 4, 1, 0.365, 1.5),
@@ -65,9 +64,8 @@ TILES = (
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
     (16, 64, 256, 4, 4, 1, 0.09, 0.5),
 )
-# Microseconds per step and row that TMA takes if rows are shorter than a cache line or start within half a line, and
-# the share of them for a step of 32 channels or fewer.
-ODD_ROW, ODD_HALF_ROW = 0.0027, 0.65
+# Microseconds per step and row that TMA takes if rows are shorter than a cache line or start within half a line.
+ODD_ROW = 0.0027
 
 
 def count_tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:
@@ -205,8 +203,7 @@ def fastest(
         box = box_of_pixels(pixels, images, height, width)
         tiles = count_tiles(box, images, height, width) * cdiv(out_channels, out)
         if channels % 32 or channels < 64:
-            odd = ODD_ROW * (ODD_HALF_ROW if block_in(tile) <= 32 else 1)
-            step = max(step, (pixels + out) * at_once * odd)
+            step = max(step, ODD_ROW * (pixels + out) * at_once)
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
 

@@ -178,16 +178,18 @@ def cross_entropy_backward_vectors_kernel(
 def backward_settings(rows: int, classes: int, dtype: torch.dtype, vector: int, unaligned: bool) -> tuple[int, dict]:
     """Return the backward's number of programs, constexprs and launch options. Its programs wait only for loads.
 
-    A program takes 2 KB of a row, or 4 KB if rows have edges. If that leaves less than an eighth of it idle, it takes
+    A program takes 2 KB of a row, or 4 KB if rows have edges. If that leaves an eighth of it idle or more, it takes
     fewer columns of several rows instead, 2 KB in all with one warp. With only 2048 rows it takes four, or one with
-    edges.
+    edges; up to 512 columns 256 bytes of eight rows with four warps (H200: 0.8 to 0.9 of the time).
     """
     cols, cached = classes // vector * vector, 4096 // dtype.itemsize
     widest = cached if unaligned else cached // 2
     sizes = widest, cached // 2, cached // 4, cached // 8, cached // 16
     block = next((size for size in sizes if cdiv(cols, size) * size <= 1.125 * cols), cached // 32)
     block_rows, warps = 1, 2
-    if block != widest and rows < 4096:
+    if rows < 4096 and classes <= 512:
+        block, block_rows, warps = cached // 16, 8, 4
+    elif block != widest and rows < 4096:
         block_rows = min(cached // block, largest_power_of_2(rows // (2048 if unaligned else 512)))
     elif block != widest:
         block_rows, warps = cached // 2 // block, 1
