@@ -30,7 +30,7 @@ def report() -> str:
 
 
 def _checked(subject: str, check: Callable[[], Diagnosis]) -> Diagnosis:
-    """Return the check's finding, or why it failed: what is missing on one line must not hide the others."""
+    """Return the check's finding, or why it failed, so that one broken package doesn't hide the others."""
     try:
         return check()
     except Exception as error:  # of whatever is broken on this machine
@@ -142,11 +142,11 @@ def kernels() -> Diagnosis:
 
 
 def counters() -> Diagnosis:
-    """Whether Nsight Compute may read the GPU's counters."""
+    """Check whether Nsight Compute may read the GPU's counters."""
     try:
         restricted = "RmProfilingAdminOnly: 1" in DRIVER_PARAMETERS.read_text()
     except OSError:
-        return Diagnosis("Counters", "unknown: the driver does not tell who may read them")
+        return Diagnosis("Counters", "unknown: this driver doesn't list who may read them")
     if restricted and not _is_administrator():
         from helpers.instruments.profile_script import PERMISSION
 

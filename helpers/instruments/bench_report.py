@@ -49,8 +49,8 @@ class BenchReport:
 
     difference: None if every value matches the reference within the dtype's tolerance, else the mismatch.
     kernels: each Triton launch, in order; PyTorch operators appear only in `prediction.launches`.
-    roof: of the fastest units that a matmul of the call runs on; the one for fp32 if it has none.
-    unknown_peak: the dtype of a matmul for which the device has no peak; `roof` then only holds for bytes.
+    roof: the roofline of the fastest units that a matmul runs on; without a matmul, of fp32.
+    unknown_peak: a matmul's dtype without a known peak on the device; `roof` then only holds for bytes.
     """
 
     functions: dict[str, Callable]

@@ -48,7 +48,7 @@ DOUBLE_PER_CLOCK |= {(12, 0): 2}
 SHARED_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 32 * 4) | {(7, 5): 64}
 # Turing chips without tensor cores (TU116, TU117) have the same compute capability, 7.5, as those with.
 NO_TENSOR_CORES = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]\d0|T[12][02]00)\b")
-MISTAKEN = 1.5  # a peak or bandwidth so many times what units and clocks make is not a dense one, or in other units
+MISTAKEN = 1.5  # a peak or bandwidth this many times that of units and clocks: with sparsity, or in other units
 
 
 class PeakFlops(dict):

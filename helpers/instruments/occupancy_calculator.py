@@ -382,7 +382,7 @@ def occupancy(
     Args:
         compute_capability: such as (9, 0); the table LIMITS has those of the device list.
         threads: per block, 1 to 1024.
-        registers: per thread, 0 to 255; 0 means unknown, and sets no limit: the result's text says so.
+        registers: per thread, 0 to 255; 0 means unknown, and sets no limit, which the result's text notes.
         shared_memory: static, bytes per block, without the driver's share.
         dynamic_shared_memory: bytes per block.
         carveout: percent of the maximum shared memory that the SM should set aside; None leaves it to the driver.

@@ -160,7 +160,7 @@ class Resources:
 
     @property
     def clusters(self) -> str:
-        """What clusters leave unsure, in words; empty without clusters."""
+        """Describe, in words, how clusters make the occupancy unsure; empty without clusters."""
         if self.num_ctas == 1:
             return ""
         return (
@@ -172,7 +172,7 @@ class Resources:
     def _launch_decides(self) -> str:
         """Say so if a launch adds shared memory of a size that is not known."""
         unknown = self.launch_decides and not self.dynamic_shared_memory
-        return ", and what a launch adds for extern __shared__: occupancy may be lower" if unknown else ""
+        return " without extern __shared__, sized by a launch: occupancy may be lower" if unknown else ""
 
     def __repr__(self):
         major, minor = self.device.compute_capability

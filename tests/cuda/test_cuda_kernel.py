@@ -54,9 +54,9 @@ def test_what_a_launch_decides_is_named():
     __global__ void __cluster_dims__(2, 2) in_clusters(float* x) { x[threadIdx.x] = 1; }
     __global__ void __launch_bounds__(256) bounded(float* x) { x[threadIdx.x] = 1; }"""
     needs = cuda_kernel(source, "reversed").resources
-    assert "0 B per block, and what a launch adds for extern __shared__: occupancy may be lower\n" in repr(needs)
-    assert "what a launch adds" not in repr(cuda_kernel(source, "reversed")[1, 256, 1024].resources)
-    assert "what a launch adds" not in repr(cuda_kernel(source, "bounded").resources)
+    assert "0 B per block without extern __shared__, sized by a launch: occupancy may be lower\n" in repr(needs)
+    assert "extern __shared__" not in repr(cuda_kernel(source, "reversed")[1, 256, 1024].resources)
+    assert "extern __shared__" not in repr(cuda_kernel(source, "bounded").resources)
     clusters = cuda_kernel(source, "in_clusters").resources
     assert clusters.num_ctas == 4
     assert "of 4 blocks, which start together on SMs near each other" in repr(clusters)

@@ -321,7 +321,7 @@ def test_a_roofline_chart_is_of_one_device():
         roofline_chart([], POINTS, "title", "text")
     with pytest.raises(ValueError, match="x is at 1 FLOP/byte"):
         Point("x", "1", 1)
-    with pytest.raises(ValueError, match="fp4 elements have no whole bytes: choose from fp32"):
+    with pytest.raises(ValueError, match="an element in fp4 is a fraction of a byte: choose from fp32"):
         roofline_scene(DEVICES["B200"], "fp4", 16, 16, ["ReLU"])
 
 

@@ -319,7 +319,7 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
         if name not in OPERATIONS:
             raise ValueError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
         if dtype not in ITEMSIZE:
-            raise ValueError(f"{dtype} elements have no whole bytes: choose from {', '.join(ITEMSIZE)}")
+            raise ValueError(f"an element in {dtype} is a fraction of a byte: choose from {', '.join(ITEMSIZE)}")
         versions = OPERATIONS[name](rows, columns, ITEMSIZE[dtype])
         unfused = fused = cost(versions.unfused, device, dtype)
         if versions.fused != versions.unfused:
