@@ -739,6 +739,7 @@ MISTAKES = [
             {
                 "x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "x = tl.load(x_ptr + at, mask=exists, other=0.0)"
             },
+            "float16: load, convert to float32, compute",
         ),
         ("scale", {"1.702 * z * gate": "z * gate"}),
         ("scale", {"tl.sigmoid(1.702 * z)": "tl.sigmoid(z)"}),

@@ -115,6 +115,13 @@ def test_nearly_means_all_values_within_a_percent_and_those_near_0_in_proportion
     assert nearly(torch.tensor(got).double(), torch.tensor(usual)) is near  # whatever the dtypes
 
 
+def test_values_that_hardly_differ_are_not_taken_for_exchanged_ones():
+    """A rounding error in equal values: transposed, they would be as near."""
+    level = torch.full((8, 4), 0.25)
+    said = check_values(lambda a: level + 1e-4, lambda a: level, [Case("", (level,), "the sums")], name="values")
+    assert str(said).endswith("Look at the sums.")
+
+
 def test_integers_must_be_equal():
     def order(a, b):
         return a.argsort()

@@ -100,7 +100,7 @@ def layers_asked(seed: int, count: int) -> list[dict]:
     parts += [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
     found = [a_layer(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), *each) for each in parts]
     found.append(projections(draw.choice((8, 24, 96)), draw.choice((16, 40, 200))))
-    return [*found, a_chain(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), draw.randint(5, 9))]
+    return [*found, a_chain(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), draw.randint(6, 9))]
 
 
 def joined_reason(group: list[dict]) -> str:

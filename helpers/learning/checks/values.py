@@ -364,14 +364,15 @@ def in_order(inputs: tuple) -> bool:
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, unstored: int) -> str:
     """Return where to look; `unstored`: how many elements of the result were never stored."""
     whole = unstored <= 0
-    if stored_in_another_layout(got, usual):
+    moved = not nearly(got, usual)  # else values that hardly differ from each other seem to be in another order
+    if moved and stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
             "as to a contiguous tensor. Allocate one: torch.empty_like copies the layout of the tensor it is given"
         )
-    if axes_exchanged(got, usual):
+    if moved and axes_exchanged(got, usual):
         return "the result's last two axes: every value is right, but they are exchanged"
-    if stored_transposed(got, usual):
+    if moved and stored_transposed(got, usual):
         rows, columns = got.shape[-2:]
         return (
             "the store: every value is right, but rows and columns are exchanged in memory. Element (i, j) of "
