@@ -5,7 +5,7 @@ import pytest
 from helpers.figures import KernelTimelineExplorer
 from helpers.figures.launches.kernel_timeline import GPU, HIGH, HOST, LEFT, RIGHT, timeline_scene
 from helpers.instruments import read_trace
-from helpers.style import FUSED, LIMIT, UNFUSED
+from helpers.style import FAINT, FUSED, LIMIT, UNFUSED
 
 PRODUCT, BYTES = "nvjet_sm90_tst_64x64_64x13_4x2_h_bz_bias_TNT", "void at::native::vectorized_elementwise_kernel<4>"
 
@@ -28,7 +28,7 @@ def test_bars_lie_where_the_trace_has_them():
     lane = [box for box in scene.boxes if box.y == GPU]
     scale = (RIGHT - LEFT) / 100  # points a microsecond: the axis goes from the first launch, at 5, for 100 us
     places = {round((box.x - LEFT) / scale + 5): (round(box.width / scale), box.colour) for box in lane}
-    assert places == {10: (20, FUSED), 30: (20, "#7a7a7a55"), 50: (10, UNFUSED), 60: (30, FUSED)}
+    assert places == {10: (20, FUSED), 30: (20, FAINT), 50: (10, UNFUSED), 60: (30, FUSED)}
     assert len([box for box in scene.boxes if box.y == HOST]) == 3
     plain = timeline_scene("eager", THREE, 1, "", 1e-4).boxes
     assert [box.colour for box in plain if box.y == GPU].count(LIMIT) == 1

@@ -139,6 +139,19 @@ def test_bars_on_a_narrow_page_are_high_enough_to_see(chromium, name):
         page.close()
 
 
+def test_the_line_below_says_what_the_picture_does_not(chromium):
+    for name, line in (("tile choice", "At 4096 x 4096 x 4096 tiles ask L2 for 2.15 GB."), ("tile order", None)):
+        explorer = EXPLORERS[name]()
+        page = shown(chromium, explorer)
+        status = page.locator("[role=status]")
+        assert status.text_content().lower().startswith(explorer.text.lower()), "for those who hear the page, all of it"
+        assert ("fusion-heard" in (status.get_attribute("class") or "")) == (line is None)
+        if line:
+            assert status.locator("[aria-hidden]").text_content() == line
+            assert status.locator(":scope > .fusion-heard").text_content() == explorer.text
+        page.close()
+
+
 @pytest.mark.long
 def test_a_graph_has_a_layout_for_a_phone(chromium):
     page = shown(chromium, fusion_simulator(GATED[0], *GATED[1]))

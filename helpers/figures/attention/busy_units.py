@@ -59,9 +59,14 @@ class Units:
     def text(self) -> str:
         """A one-line description of the chart."""
         each = ", ".join(f"{name} {si(self.times[unit], 's')}" for unit, name in BARS.items())
-        turns, at_once = (si(of(self.times.values()), "s") for of in (sum, max))
         place = f"{self.device.name}, {self.dtype}, {self.tokens:,} tokens, a million query-key pairs"
-        return f"{place}: {each}; one after the other {turns}, all at once {at_once}. {self.finding}."
+        return f"{place}: {each}; {self.together}. {self.finding}."
+
+    @property
+    def together(self) -> str:
+        """The part of the description that the chart doesn't show."""
+        turns, at_once = (si(of(self.times.values()), "s") for of in (sum, max))
+        return f"one after the other {turns}, all at once {at_once}"
 
 
 def units_axes() -> tuple[Figure, Axes]:
@@ -138,5 +143,13 @@ class AttentionUnitsExplorer(Explorer):
             frame = {"svg": f"{opening}</svg>", "text": self.text, "table": ""}
             return still_svg(figure), {"frames": [frame] * (len(DIMS) * len(TOKENS)), "columns": len(TOKENS)}
         longest = max(self._at(DIMS[-1], TOKENS[-1]).times.values())  # so that bars grow with the heads
-        frames = [{"svg": svg(opening, _scene(case, longest)), "text": case.text, "table": ""} for case in cases]
+        frames = [
+            {
+                "svg": svg(opening, _scene(case, longest)),
+                "text": case.text,
+                "line": f"{case.together[0].upper()}{case.together[1:]}.",
+                "table": "",
+            }
+            for case in cases
+        ]
         return still_svg(figure), {"frames": frames, "columns": len(TOKENS)}

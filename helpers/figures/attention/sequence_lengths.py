@@ -209,7 +209,7 @@ class AttentionLengthsExplorer(Explorer):
                 for dim in DIMS:
                     case = self._at(tokens, heads, dim)
                     svg = f"{opening}{_moving(case, lines[heads, dim], position)}</svg>"
-                    frames.append({"svg": svg, "text": case.text, "table": ""})
+                    frames.append({"svg": svg, "text": case.text, "table": "", "quiet": True})
         return still_svg(figure), {"frames": frames, "columns": len(HEADS), "layers": len(DIMS)}
 
 

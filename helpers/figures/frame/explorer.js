@@ -329,11 +329,19 @@ function render({ model, el }) {
   let text = "";
   let tabled = ""; // its markup
   let quiet = false; // whether the picture says all of it: then the line is for those who hear the page
+  let alone = null; // where the picture says some of it: what only the line says
   let doing = "";
   const write = () => {
     const shown = moving.querySelector(".fusion-title")?.textContent;
     const at = shown && !doing ? text.indexOf(shown) : -1;
-    if (at < 0) {
+    if (alone !== null && !doing) {
+      const heard = document.createElement("span"), seen = document.createElement("span");
+      heard.className = "fusion-heard";
+      heard.textContent = text;
+      seen.setAttribute("aria-hidden", "true");
+      seen.textContent = alone;
+      line.replaceChildren(heard, seen);
+    } else if (at < 0) {
       line.textContent = doing || text;
     } else { // its title says it
       const heard = document.createElement("span");
@@ -364,6 +372,7 @@ function render({ model, el }) {
     fit();
     text = `${frame.text} ${model.get("said").text}`.trim();
     quiet = Boolean(frame.quiet) && !model.get("said").text;
+    alone = frame.line === undefined ? null : `${frame.line} ${model.get("said").text}`.trim();
     chart.setAttribute("aria-label", text);
     write();
     if (tabled !== frame.table) table.innerHTML = tabled = frame.table;

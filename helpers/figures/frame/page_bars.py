@@ -44,12 +44,14 @@ class Label:
 
 @dataclass(frozen=True)
 class Scene:
-    """The moving parts: the title (the finding), bars, labels, and the line of text that describes them."""
+    """The moving parts: the title (the finding), bars, labels, and the text that describes them; `line` is the part of
+    it that the picture doesn't show, if it shows the rest."""
 
     title: str
     boxes: tuple[Box, ...]
     labels: tuple[Label, ...]
     text: str
+    line: str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ class SceneExplorer(Explorer):
     def _scene(self, *values) -> Scene:
         """Return the scene where the sliders have these values."""
 
+    def _frame(self, opening: str, shown: Scene) -> dict:
+        frame = {"svg": svg(opening, shown), "text": shown.text, "table": ""}
+        return frame | ({"quiet": self._quiet} if shown.line is None else {"line": shown.line})
+
     def _now(self) -> Scene:
         return self._scene(*(each.value for each in self._sliders))
 
@@ -53,6 +57,6 @@ class SceneExplorer(Explorer):
         still, opening = drawn_once(self._axes)
         options = [[value for _, value in each.options] for each in self._sliders]
         scenes = itertools.starmap(self._scene, itertools.product(*options))
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": "", "quiet": self._quiet} for each in scenes]
+        frames = [self._frame(opening, each) for each in scenes]
         columns, layers = (*map(len, options[1:]), 1, 1)[:2]
         return still, {"frames": frames, "columns": columns, "layers": layers}

@@ -100,7 +100,6 @@ class KernelTimelineExplorer(SceneExplorer):
     """
 
     _axes = staticmethod(timeline_axes)
-    _quiet = False  # the text has the search
 
     def __init__(self, timelines: dict[str, KernelTimeline], way: str | None = None, search: str = ""):
         way = way or next(iter(timelines), "")

@@ -301,5 +301,7 @@ class LaunchExplorer(Explorer):
 
     def _still_and_data(self) -> tuple[str, dict]:
         scenes = (self._scene(elements, operations) for elements in ELEMENTS for operations in OPERATIONS)
-        frames = [{"svg": _moving(scene), "text": scene.text, "table": _table(scene)} for scene in scenes]
+        frames = [
+            {"svg": _moving(scene), "text": scene.text, "table": _table(scene), "quiet": True} for scene in scenes
+        ]
         return _still()[0], {"frames": frames, "columns": len(OPERATIONS)}

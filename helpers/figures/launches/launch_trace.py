@@ -118,13 +118,16 @@ def _head(name: str, trace: Trace) -> str:
 
 
 def _text(traces: Mapping[str, Trace], way: str, number: int) -> str:
-    trace = traces[way]
+    return f"{_head(way, traces[way])}. {_line(traces[way], number)} {_finding(traces)}."
+
+
+def _line(trace: Trace, number: int) -> str:
+    """Describe a kernel, which the picture only marks."""
     kernel = trace.kernels[min(number, len(trace.kernels)) - 1]
     after = f"{plain(kernel.gap)} µs after the one before" if kernel.gap or number > 1 else "the first"
     return (
-        f"{_head(way, trace)}. "
         f"Kernel {min(number, len(trace.kernels))}, {short(kernel.name)}: starts at {plain(kernel.start)} µs, "
-        f"{after}, and runs for {plain(kernel.duration)} µs. {_finding(traces)}."
+        f"{after}, and runs for {plain(kernel.duration)} µs."
     )
 
 
@@ -174,5 +177,6 @@ class TraceExplorer(Explorer):
                 left, top, width, height = self._mark(way, number, scale)
                 box = f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height}" fill="none"'
                 svg = f'{opening}{title}{box} stroke="{WRONG}" stroke-width="1.5"/></svg>'
-                frames.append({"svg": svg, "text": _text(self._traces, way, number), "table": ""})
+                text, line = _text(self._traces, way, number), _line(self._traces[way], number)
+                frames.append({"svg": svg, "text": text, "line": line, "table": ""})
         return still_svg(figure), {"frames": frames, "columns": len(self._traces)}

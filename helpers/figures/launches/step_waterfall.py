@@ -110,7 +110,7 @@ class WaterfallExplorer(Explorer):
         drawn, opening = _still(self._ways)
         clocks = self._times[self.layer.value]
         scenes = (self._scene(layer, clock) for layer in self._times for clock in clocks)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+        frames = [{"svg": svg(opening, each), "text": each.text, "table": "", "quiet": True} for each in scenes]
         return drawn, {"frames": frames, "columns": len(clocks)}
 
 

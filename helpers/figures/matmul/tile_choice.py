@@ -127,8 +127,8 @@ def scene(tiling: Tiling) -> Scene:
     told = "; ".join(f"{name} {label}" for name, (_, label) in amounts.items())
     bytes_asked = si(asked(tiling, LARGE, LARGE, LARGE), "B")
     title = finding(tiling)
-    text = f"{what}: {told}. At {LARGE} x {LARGE} x {LARGE} tiles ask L2 for {bytes_asked}. {title}."
-    return Scene(title, tuple(boxes), tuple(labels), text)
+    whole = f"At {LARGE} x {LARGE} x {LARGE} tiles ask L2 for {bytes_asked}."
+    return Scene(title, tuple(boxes), tuple(labels), f"{what}: {told}. {whole} {title}.", whole)
 
 
 def _blocks(count: int) -> str:
@@ -175,7 +175,6 @@ class TileChoiceExplorer(SceneExplorer):
 
     _axes = staticmethod(_axes)
     _bar = BAR
-    _quiet = False  # the text also has the bytes of a whole matmul
 
     def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
         if step not in STEPS:

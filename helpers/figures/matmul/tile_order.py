@@ -158,7 +158,7 @@ def _still_and_frames() -> tuple[str, dict]:
     figure, _ = _axes()
     opening = svg_opening(figure)
     scenes = (scene(group, wave) for group in GROUPS for wave in range(1, WAVES + 1))
-    frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+    frames = [{"svg": svg(opening, each), "text": each.text, "table": "", "quiet": True} for each in scenes]
     return still_svg(figure), {"frames": frames, "columns": WAVES}
 
 

@@ -23,11 +23,11 @@ READ, WRITTEN = 24, 12  # heights
 MOVED = Panel(64, 430, "bytes moved, launch by launch: wide bars are read, narrow ones written")
 
 # Below the bars: one scale of time for every size, dtype and GPU.
-RULER = 82  # points
+RULER = 90  # points
 SECONDS = (1e-10, 1.0)
-TIMES = {"unfused": 188, "fused": 199}  # the middle of each version's bar
-THIN = 8
-AXIS = 208
+TIMES = {"unfused": 190, "fused": 205}  # the middle of each version's bar
+THIN = 12
+AXIS = 216
 RULER_HEAD = "time of these bytes, on one scale for every size, dtype and GPU"
 
 

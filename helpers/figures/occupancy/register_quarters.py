@@ -69,12 +69,16 @@ class RegisterQuarters:
 
     @property
     def text(self) -> str:
-        """The line under the chart."""
+        """A description of the chart."""
+        return f"{self.finding}. {self.line} Left per quarter: {', '.join(f'{each:,}' for each in self.left)}."
+
+    @property
+    def line(self) -> str:
+        """The part of the description that the chart doesn't show."""
         per_block = self.warps * self.of_a_warp
         return (
-            f"{self.finding}. {self.threads} threads with {self.registers} registers: a warp gets {self.of_a_warp:,}, "
-            f"a block {per_block:,}; {REGISTERS:,} / {per_block:,} = {REGISTERS / per_block:.2f}. "
-            f"Left per quarter: {', '.join(f'{each:,}' for each in self.left)}."
+            f"{self.threads} threads with {self.registers} registers: a warp gets {self.of_a_warp:,}, "
+            f"a block {per_block:,}; {REGISTERS:,} / {per_block:,} = {REGISTERS / per_block:.2f}."
         )
 
 
@@ -144,7 +148,9 @@ class RegisterQuartersExplorer(Explorer):
     def _still_and_data(self) -> tuple[str, dict]:
         figure, axes = quarters_axes()
         states = [RegisterQuarters(threads, registers) for threads in THREADS for registers in REGISTER_COUNTS]
-        frames = [{"svg": _moving(each, figure, axes), "text": each.text, "table": ""} for each in states]
+        frames = [
+            {"svg": _moving(each, figure, axes), "text": each.text, "line": each.line, "table": ""} for each in states
+        ]
         return still_svg(figure), {"frames": frames, "columns": len(REGISTER_COUNTS)}
 
 

@@ -91,11 +91,16 @@ class WideRows:
     @property
     def text(self) -> str:
         """A one-line description of the chart."""
+        place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps per row"
+        return f"{place}: {self.finding}. {self.line}"
+
+    @property
+    def line(self) -> str:
+        """The part of the description that the chart doesn't show."""
         size = self.device.l2_cache / 2**20
         l2 = f"{size:g} MiB of L2 keep up to {HITS_FROM * size:.3g} whole, none of {HITS_TO['read'] * size:.3g}"
         at_work = f"{self.in_flight:,} row{'s' * (self.in_flight > 1)} at work, {self.flight_bytes / 2**20:,.3g} MiB"
-        place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps per row"
-        return f"{place}: {self.finding}. Looping: {at_work} to keep; {l2}."
+        return f"Looping: {at_work} to keep; {l2}."
 
 
 READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two
@@ -197,7 +202,9 @@ class WideRowsExplorer(Explorer):
     def _still_and_data(self) -> tuple[str, dict]:
         figure, axes = wide_rows_axes(self.dtype.value)
         cases = (self._at(columns, rows, warps) for columns in COLUMNS for rows in ROWS for warps in WARPS)
-        frames = [{"svg": _moving(case, figure, axes), "text": case.text, "table": ""} for case in cases]
+        frames = [
+            {"svg": _moving(case, figure, axes), "text": case.text, "line": case.line, "table": ""} for case in cases
+        ]
         return still_svg(figure), {"frames": frames, "columns": len(ROWS), "layers": len(WARPS)}
 
 
