@@ -142,7 +142,7 @@ def count_affine(rows, columns):
 
 
 # %% [markdown]
-# **Scale and shift.**
+# **Check your count.**
 
 # %% grade_id="affine" points=1
 check_counts(
@@ -176,7 +176,7 @@ def count_in_place(rows, columns):
 
 
 # %% [markdown]
-# **In place.**
+# **Check your count.**
 
 # %% grade_id="in-place" points=1
 check_counts(
@@ -208,7 +208,7 @@ def count_turned(rows, columns):
 
 
 # %% [markdown]
-# **Turned around.**
+# **Check your count.**
 
 # %% grade_id="turned" points=1
 tall = [
@@ -241,7 +241,7 @@ def count_centred(rows, columns):
 
 
 # %% [markdown]
-# **Minus the mean.**
+# **Check your count.**
 
 # %% grade_id="centred" points=1
 check_counts(
@@ -275,7 +275,7 @@ def count_chosen(rows, columns):
 
 
 # %% [markdown]
-# **Chosen by a mask.**
+# **Check your count.**
 
 # %% grade_id="chosen" points=1
 check_counts(
@@ -307,7 +307,7 @@ def count_halved(rows, columns):
 
 
 # %% [markdown]
-# **In half precision.**
+# **Check your count.**
 
 # %% grade_id="halved" points=1
 check_counts(
@@ -353,7 +353,7 @@ def linear_gelu(rows, features):
 
 
 # %% [markdown]
-# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs
+# **Check both numbers**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs
 # alone.
 
 
