@@ -549,10 +549,11 @@ def to_run(notebook: str) -> str:
 
 
 def to_read(cell: nbformat.NotebookNode) -> None:
-    """Leave out of an exercise's cell that nothing was attempted, and fold it where it only imports."""
+    """Leave out of an exercise's cell that nothing was attempted, and fold it where it only imports or checks."""
     cell.outputs = [output for output in cell.outputs if not UNATTEMPTED.match(_text(output))]
     statements = ast.parse(cell.source).body if "%" not in cell.source else []
-    if statements and all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements):
+    imports = statements and all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements)
+    if imports or cell.metadata.get("nbgrader", {}).get("grade"):
         cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "hide-input"]
 
 

@@ -117,7 +117,7 @@ def vector_add(rows, columns, itemsize):
 
 
 # %% [markdown]
-# **The addition.**
+# **Check the addition.**
 
 # %% grade_id="vector-add" points=1
 check_numbers(
@@ -169,7 +169,7 @@ def softmax(rows, columns, itemsize, fused):
 
 
 # %% [markdown]
-# **The softmax**, fused and unfused.
+# **Check the softmax**, fused and unfused.
 
 # %% grade_id="softmax" points=2
 check_numbers(
@@ -207,7 +207,7 @@ def product(rows, inner, columns, itemsize):
 
 
 # %% [markdown]
-# **The product.**
+# **Check the product.**
 
 # %% grade_id="product" points=1
 check_numbers(
@@ -252,7 +252,7 @@ def bound(flops, nbytes, peak, bandwidth):
 
 
 # %% [markdown]
-# **The ridge**, for the course's GPUs and for some others.
+# **Check the ridge**, for the course's GPUs and for some others.
 
 # %% grade_id="ridge" points=1
 check_numbers(
@@ -270,7 +270,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **Memory or compute?** An addition and some matmuls, on the course's GPUs and others.
+# **Check the bound** for an addition and some matmuls, on the course's GPUs and others.
 
 # %% grade_id="bound" points=1
 check_numbers(
@@ -322,7 +322,7 @@ def compute_bound_on(flops, nbytes, gpus):
 
 
 # %% [markdown]
-# **On which GPUs?** First the course's GPUs, then some made-up ones.
+# **Check the names**, first for the course's GPUs, then for some made-up ones.
 
 # %% grade_id="gpus" points=2
 check_numbers(

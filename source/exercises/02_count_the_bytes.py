@@ -143,7 +143,7 @@ def count_affine(rows, columns):
 
 
 # %% [markdown]
-# **Scale and shift.**
+# **Check your count.**
 
 # %% grade_id="affine" points=1
 check_counts(
@@ -177,7 +177,7 @@ def count_in_place(rows, columns):
 
 
 # %% [markdown]
-# **In place.**
+# **Check your count.**
 
 # %% grade_id="in-place" points=1
 check_counts(
@@ -209,7 +209,7 @@ def count_turned(rows, columns):
 
 
 # %% [markdown]
-# **Turned around.**
+# **Check your count.**
 
 # %% grade_id="turned" points=1
 tall = [
@@ -242,7 +242,7 @@ def count_centred(rows, columns):
 
 
 # %% [markdown]
-# **Minus the mean.**
+# **Check your count.**
 
 # %% grade_id="centred" points=1
 check_counts(
@@ -276,7 +276,7 @@ def count_chosen(rows, columns):
 
 
 # %% [markdown]
-# **Chosen by a mask.**
+# **Check your count.**
 
 # %% grade_id="chosen" points=1
 check_counts(
@@ -308,7 +308,7 @@ def count_halved(rows, columns):
 
 
 # %% [markdown]
-# **In half precision.**
+# **Check your count.**
 
 # %% grade_id="halved" points=1
 check_counts(
@@ -354,7 +354,7 @@ def linear_gelu(rows, features):
 
 
 # %% [markdown]
-# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs
+# **Check both numbers**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs
 # alone.
 
 
