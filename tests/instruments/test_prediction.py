@@ -195,8 +195,7 @@ def test_a_kernel_that_changed_since_it_was_timed_gets_no_hash():
     (found,) = held_out.with_code(record)["times"]
     assert found == {**entry, "code": held_out.machine_code(launches, DEVICES["H100"])}
     entry["kernels"] = ["another.one"]
-    with pytest.raises(ValueError, match="add_gelu plain at 5000 launches other kernels than were timed: check out"):
-        held_out.with_code(record)
+    assert held_out.with_code(record)["times"] == [{**entry, "code": None}]
 
 
 def test_tiled_kernels_are_predicted_within_a_fifth():
