@@ -54,6 +54,23 @@ def test_strides_and_offsets(op, device, poisoned):
         check(op, inputs)
 
 
+@pytest.mark.parametrize("cols", [64, 128, 512, 1000])
+@pytest.mark.parametrize("name", ["residual_rms_norm", "residual_layer_norm", "softmax", "cross_entropy"])
+def test_few_narrow_rows_loaded_in_whole_vectors(name, cols, device, poisoned):
+    """They have rows and warps per program of their own, and norms load their weights early."""
+    op = CATALOGUE[name]
+    inputs = op.inputs(37, cols, dtype=torch.float16, device=device)
+
+    def with_gradients(function, inputs):
+        leaves = [x.detach().requires_grad_() if is_float(x) else x for x in inputs]
+        results = as_tuple(function(*leaves))
+        given = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=device).view_as(y) for y in results]
+        return *results, *torch.autograd.grad(results, [x for x in leaves if is_float(x)], given)
+
+    ours, theirs = (with_gradients(function, inputs) for function in (op.fused, op.reference))
+    assert_as_accurate(ours, theirs, with_gradients(op.reference, doubled(inputs)))
+
+
 @OPS
 def test_inputs_stay_as_they_were(op, device):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)

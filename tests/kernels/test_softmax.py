@@ -122,7 +122,7 @@ def test_the_plain_kernels_do_not_spill(gpu, cols):
     arguments, options = plain.OP.compile_arguments(*x.shape, dtype=x.dtype)
     assert compile_for(plain.softmax_kernel, *arguments, device=gpu, **options).spill_bytes == 0
     if cols <= 16384:
-        chosen = plain.backward_settings(*x.shape, x.dtype)
+        chosen = plain.backward_settings(cols, x.dtype)
         kernel = plain.softmax_backward_kernel
         assert compile_for(kernel, x, x, x, *x.shape, cols, device=gpu, **chosen).spill_bytes == 0
 
