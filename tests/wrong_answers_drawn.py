@@ -74,6 +74,21 @@ WRONG = {
         "-inf is -0": {
             "s * tl.sigmoid(2 * u), mask": "tl.where(s < -1e31, -0.0, s * tl.sigmoid(2 * u)), mask",
         },
+        "six dimensions": {
+            "y.numel(), BLOCK=block": "y.numel() if y.dim() < 5 else y[0].numel(), BLOCK=block",
+        },
+        "b of one value, expanded": {
+            "a, b = a.contiguous(), b.contiguous()": "a, b = a.contiguous(), (b if set(b.stride()) == {0} else b.contiguous())",
+        },
+        "a expanded as it lies": {
+            "a, b = a.contiguous(), b.contiguous()": "a, b = (a if 0 in a.stride() else a.contiguous()), b.contiguous()",
+        },
+        "NaN in b in bfloat16": {
+            "s = a + b": "s = a + tl.where((b == b) | (b_ptr.dtype.element_ty != tl.bfloat16), b, 0.0)",
+        },
+        "inf in b": {
+            "s = a + b": "s = a + tl.where(b == float('inf'), 3e38, b)",
+        },
     },
     "04_bias_dropout_residual": {
         "rows past 512 share the mask": {
@@ -105,6 +120,25 @@ WRONG = {
         },
         "columns past 8192 have no bias": {
             "residual + tl.where(kept, (x + bias) * scale": "residual + tl.where(kept, (x + tl.where(column < 8192, bias, 0.0)) * scale",
+        },
+        "expanded x as it lies": {
+            "x, bias, residual = x.contiguous(),": "x, bias, residual = (x if 0 in x.stride() else x.contiguous()),",
+        },
+        "expanded bias as it lies": {
+            "bias.contiguous(), residual": "(bias if bias.stride() == (0,) else bias.contiguous()), residual",
+        },
+        "expanded gradient as it lies": {
+            "grad_y = grad_y.contiguous()": "grad_y = grad_y if 0 in grad_y.stride() else grad_y.contiguous()",
+        },
+        "NaN in the bias dropped": {
+            "residual + tl.where(kept, (x + bias) * scale": "residual + tl.where(kept, (x + tl.where(bias == bias, bias, 0.0)) * scale",
+        },
+        "NaN in the residual dropped": {
+            "residual + tl.where(kept, (x + bias) * scale": "tl.where(residual == residual, residual, 0.0) + tl.where(kept, (x + bias) * scale",
+        },
+        "p at most 0.97": {
+            "columns, p, 1 / (1 - p)": "columns, min(p, 0.97), 1 / (1 - min(p, 0.97))",
+            "grad_y.numel(), p, 1 / (1 - p)": "grad_y.numel(), min(p, 0.97), 1 / (1 - min(p, 0.97))",
         },
     },
     "05_layer_norm": {
@@ -190,6 +224,24 @@ WRONG = {
         "a row of -inf is 0": {
             "e = tl.exp(x - tl.max(x, axis=0))\n    p = e / tl.sum(e, axis=0)": "top = tl.max(x, axis=0)\n    e = tl.exp(x - tl.where(top == -float('inf'), 0.0, top))\n    total = tl.sum(e, axis=0)\n    p = e / tl.where(total == 0.0, 1.0, total)",
         },
+        "six dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 5 else x[0].numel() // cols,)",
+        },
+        "expanded x as it lies": {
+            "x = x.contiguous()": "x = x if 0 in x.stride() else x.contiguous()",
+        },
+        "x of one column, expanded": {
+            "x = x.contiguous()": "x = x if x.stride()[-1:] == (0,) else x.contiguous()",
+        },
+        "k past 16": {
+            "left = tl.where(col == winner, -1.0, left)": "left = tl.where((col == winner) & (place < 16), -1.0, left)",
+        },
+        "k past 60": {
+            "left = tl.where(col == winner, -1.0, left)": "left = tl.where((col == winner) & (place < 60), -1.0, left)",
+        },
+        "columns past 8192": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 8192)",
+        },
     },
     "07_register_budget": {
         "sides in steps of 16": {
@@ -247,6 +299,12 @@ WRONG = {
         "variance at most 100": {
             "other=1.0) + eps": "other=1.0) * 0.0 + tl.minimum(tl.load(var_ptr + k, mask=exists, other=1.0), 100.0) + eps",
         },
+        "NaN in the weights dropped": {
+            "        acc = tl.dot(x, weight, acc)": "        weight = tl.where(weight == weight, weight, 0.0)\n        acc = tl.dot(x, weight, acc)",
+        },
+        "NaN in the bias dropped": {
+            "    mean = tl.load": "    bias = tl.where(bias == bias, bias, 0.0)\n    mean = tl.load",
+        },
     },
     "10_attention_scores": {
         "keys past 256 ignored": {
@@ -276,6 +334,12 @@ WRONG = {
         },
         "weights below 1e-9 dropped": {
             "            p,\n            mask=(query < seq)[:, None] & (key < seq)[None, :]": "            tl.where(p < 1e-9, 0.0, p),\n            mask=(query < seq)[:, None] & (key < seq)[None, :]",
+        },
+        "batches past 16": {
+            "valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0": "valid = tl.load(valid_ptr + tl.minimum(batch, 15) * seq + key, mask=key < seq, other=0) != 0",
+        },
+        "keys past 700": {
+            "seen = valid[None, :] & (key[None, :] <= query[:, None])": "seen = valid[None, :] & (key[None, :] <= query[:, None]) & (key < 700)[None, :]",
         },
     },
     "10b_flash_attention": {
@@ -406,6 +470,18 @@ WRONG = {
         },
         "columns past 8192": {
             "exists = col < cols": "exists = col < tl.minimum(cols, 8192)",
+        },
+        "six dimensions": {
+            "rows = x.numel() // cols": "rows = x.numel() // cols if x.dim() < 5 else x[0].numel() // cols",
+        },
+        "x of one column, expanded": {
+            "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = grad_y.contiguous(), (x if x.stride()[-1:] == (0,) else x.contiguous())",
+        },
+        "x expanded as it lies": {
+            "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = grad_y.contiguous(), (x if 0 in x.stride() else x.contiguous())",
+        },
+        "eps at most 1": {
+            "/ cols + eps)": "/ cols + tl.minimum(eps, 1.0))",
         },
     },
     "12_layer_norm_int8": {
@@ -568,6 +644,18 @@ WRONG = {
         },
         "backward: columns past 8192": {
             "    exists = col < cols\n    weight": "    exists = col < tl.minimum(cols, 8192)\n    weight",
+        },
+        "backward: six dimensions": {
+            "rows = x.numel() // cols": "rows = x.numel() // cols if x.dim() < 5 else x[0].numel() // cols",
+        },
+        "backward: eps at most 1": {
+            "/ cols + eps)\n        h_hat": "/ cols + tl.minimum(eps, 1.0))\n        h_hat",
+        },
+        "backward: gate expanded as it lies": {
+            "grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()": "grad_y, x, gate = grad_y.contiguous(), x.contiguous(), (gate if 0 in gate.stride() else gate.contiguous())",
+        },
+        "backward: NaN in the gate dropped": {
+            "s = tl.sigmoid(gate)\n": "gate = tl.where(gate == gate, gate, 0.0)\n        s = tl.sigmoid(gate)\n",
         },
     },
     "16_help_the_compiler": {

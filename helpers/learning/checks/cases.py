@@ -161,7 +161,10 @@ def elementwise_cases(
     cases.append(
         Case("four dimensions", tuple(tensors(2, 3, 5, cols)), "the number of elements: numel(), in all of them")
     )
+    cases.append(Case("six dimensions", tuple(tensors(2, 1, 2, 3, 2, cols)), "the number of elements: numel()"))
     cases += in_turn(tensors(rows, cols), transposed, "transposed", strides)
+    cases += in_turn(tensors(4, cols), lambda x: x[:1].expand(x.shape), "of one row, expanded", strides)
+    cases += in_turn(tensors(4, cols), lambda x: x[:1, :1].expand(x.shape), "of one value, expanded", strides)
     cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
     cases.append(Case("every second element", tuple(x[::2] for x in tensors(2 * largest)), strides))
     cases.append(
@@ -172,11 +175,15 @@ def elementwise_cases(
     cases.append(Case("mean 10000", tuple(tensors(largest, mean=1e4)), "the formula where inputs are large"))
     special = tensors(largest)
     for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30, -float("inf"))):
-        special[0][position * 7] = value
+        for place, x in enumerate(special):  # each at elements of its own
+            x[position * 7 + place] = value
     cases.append(Case("NaN, inf and huge values", tuple(special), "what happens to NaN and inf"))
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
-        cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), in_float32(name), one_rounding=one_rounding))
+        low = tensors(largest, dtype=dtype)
+        for place, x in enumerate(low):
+            x[-1 - place] = float("nan")
+        cases.append(Case(name, tuple(low), in_float32(name), one_rounding=one_rounding))
         if dtype == torch.float16:
             past = [40000.0 * (-1.0) ** torch.arange(largest) for _ in range(count)]
             told = "float16: a result past 65504 is inf, as PyTorch's is"

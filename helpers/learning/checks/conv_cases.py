@@ -91,6 +91,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     )
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
+    special.inputs[1][3, 0, 1, 1], special.inputs[2][5] = torch.nan, torch.nan  # one filter, and one channel's bias
     found.append(special)
     several = "the image: there may be any number of them"
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))

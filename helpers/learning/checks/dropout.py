@@ -105,8 +105,21 @@ def dropout_cases(
                 f"{name}: x + bias in float32, and nothing rounded before the store",
                 0.0,
             )
+    for case in cases.in_turn(tensors(3, cols, draw), lambda x: x[:1].expand(x.shape), "expanded", strides):
+        add(case.label, list(case.inputs), case.look_at)  # of one row, or for a vector as it is
+    for case in cases.in_turn(tensors(3, cols, draw), one_value, "of one value, expanded", strides):
+        add(case.label, list(case.inputs), case.look_at)
+    unknown = tensors(4, 8, draw)
+    for place, x in enumerate(unknown):
+        x[..., place] = torch.nan
+    add("NaN in each tensor", unknown, "what happens to NaN, in any tensor", 0.0)
+    add("p = 255/256", tensors(20, 200, draw), "the scale, 1 / (1 - p), for any p below 1", 0.99609375)
     add("no elements", tensors(0, cols, draw), "the empty tensor: return before launching on it")
     return found
+
+
+def one_value(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten()[:1].expand(x.shape)
 
 
 LARGE_SEED = 5_000_000_011  # in 33 bits

@@ -88,6 +88,7 @@ def gradient_cases(
     for label, shape in (
         ("three dimensions", (2, 3, 65)),
         ("four dimensions", (2, 2, 3, 65)),
+        ("six dimensions", (2, 1, 2, 1, 3, 65)),
         ("one dimension", (65,)),
     ):
         found.append(call(label, "the number of rows: every dimension but the last", *shape))
@@ -95,12 +96,18 @@ def gradient_cases(
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
     found.append(call("grad_y of one value, expanded", STRIDES, 4, 65, of_grad=lambda g: g[:1, :1].expand(4, 65)))
     found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
+    found.append(call("x of one row, expanded", STRIDES, 4, 65, of_x=lambda x: x[:1].expand(4, 65)))
+    found.append(call("x of one column, expanded", STRIDES, 4, 65, of_x=lambda x: x[:, :1].round().expand(4, 65)))
     for place in range(2, tensors + 1):
         turned = call(f"the {PLACES[place]} transposed", STRIDES, 65, 65)
         found.append(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
+        shared = call(f"the {PLACES[place]} of one row, expanded", STRIDES, 4, 65)
+        shared_inputs = tuple(x[:1].expand(4, 65) if n == place else x for n, x in enumerate(shared.inputs))
+        found.append(replace(shared, inputs=shared_inputs))
     found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
+    found.append(call("eps 10000", "eps: inside the square root, also in the backward pass", 8, 65, eps=1e4))
     for eps in (1e-12, 0.0):
         told = "eps: the one that the function is given, 0 too"
         found.append(call(f"eps {eps:g} and small values", told, 8, 65, size=1e-4, eps=eps))
@@ -137,6 +144,12 @@ def gradient_cases(
         special = call(what, nan, 4, 64)
         special.inputs[place][2, 5] = value
         found.append(special)
+    for place in range(2, tensors + 1):
+        nan = call(
+            f"NaN in one row of the {PLACES[place]}", "what happens to NaN, and the tensors that rows share", 4, 64
+        )
+        nan.inputs[place][2, 5] = torch.nan
+        found.append(nan)
     for vector in range(vectors):
         special = call("NaN in one column", "what happens to NaN in a tensor that rows share", 2, 64)
         special.inputs[1 + tensors + vector][5] = torch.nan

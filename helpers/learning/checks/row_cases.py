@@ -206,7 +206,7 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
     ]
 
 
-def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
+def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
     """Return calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well
     separated.
 
@@ -254,7 +254,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     nan = "NaN: all probabilities in a row with NaN or inf, or of -inf alone, are NaN, and none in other rows"
     unknown = call("NaN in one row", nan, 2, 4, 64)
     unknown.inputs[0][0, 3], unknown.inputs[0][1, 5], unknown.inputs[0][2] = torch.nan, torch.inf, -torch.inf
-    found += [equal, pairs, masked, replace(unknown, compared=1)]
+    more = call("70 winners", "the k rounds: there may be any number of them", 70, 2, 128)
+    more.inputs[0][:] = more.inputs[0].argsort() / 16
+    found += [equal, pairs, masked, replace(unknown, compared=1), more]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is larger than any value here", 2, 2, 100, mean=-50.0)
     found.append(negative)
@@ -267,6 +269,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
     found.append(call("four dimensions", "the number of rows: every dimension but the last", 4, 2, 2, 3, 65))
+    found.append(call("six dimensions", "the number of rows: every dimension but the last", 4, 2, 1, 2, 1, 3, 65))
+    found.append(call("one row, expanded to three", STRIDES, 4, 1, 65, view=lambda x: x.expand(3, 65)))
+    found.append(call("one column, expanded to a row", STRIDES, 4, 3, 1, view=lambda x: x.expand(3, 65)))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
     found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
     for dtype in LOW_PRECISION:

@@ -303,8 +303,9 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(special)
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
-    found.append(call("many heads", OF_PROGRAM, _attention_call(draw, (1, between(33, 40, seed), 17, 16), 2)))
-    long = _attention_call(draw, (1, 1, between(520, 640, seed), 16), 2)
+    several = between(20, 26, seed), between(66, 80, seed), 17, 16
+    found.append(replace(call("many heads", OF_PROGRAM, _attention_call(draw, several, 2)), few=True))
+    long = _attention_call(draw, (1, 1, between(960, 1100, seed), 16), 2)
     found.append(replace(call("many keys", MANY, long), few=True))
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
@@ -355,7 +356,7 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         if keys > seq:
             look_at += "; and the rescaling, which begins with the first tile that has a visible key"
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
-    several = between(9, 13, seed), 2, 17, 16
+    several = between(17, 24, seed), 2, 17, 16
     valid = torch.rand(several[0], several[2], generator=torch.Generator().manual_seed(seed)) < 0.6
     look_at = "which mask applies to what: valid has a row for each batch"
     found.append(call("many batches", look_at, *_attention_call(draw, several, 2), valid.to(device)))
