@@ -179,7 +179,8 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
 
     The tolerance is 16 units in the last place of the largest value, plus the change in the model answer when its
     inputs move by an ulp. For int8 it's one code; the check that follows limits how many codes may be off by one.
-    Where only some programs ran, only elements that both wrote are compared.
+    Where only some programs ran, only elements that both wrote are compared. A result that the check leaves open is
+    expected without values.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)
@@ -187,6 +188,8 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
         return False
     if shown["dtype"] != expected["dtype"] or shown["shape"] != expected["shape"]:
         return False
+    if "values" not in expected:
+        return True
     got, wanted = elements(shown), elements(expected)
     if got.shape != wanted.shape:
         return False

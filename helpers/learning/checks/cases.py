@@ -1,5 +1,6 @@
 """Inputs that expose kernels which only look right."""
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,26 @@ draw = 0
 # That of sizes, and of numbers that are passed as they are: one for both draws of a grading, which makes each call
 # twice. So no size that an answer may end at is safe.
 sizes = 0
+
+
+# How many results of the running call are compared; None for all.
+_compared: int | None = None
+
+
+@contextlib.contextmanager
+def comparing(results: int | None) -> Iterator[None]:
+    """Let a recorder of the calls inside this context know that only the first `results` are compared."""
+    global _compared
+    before, _compared = _compared, results
+    try:
+        yield
+    finally:
+        _compared = before
+
+
+def compared_now() -> int | None:
+    """Return how many results of the running call are compared; None for all."""
+    return _compared
 
 
 def between(low: float, high: float, seed: int) -> float:
