@@ -16,26 +16,6 @@ draw = 0
 sizes = 0
 
 
-# How many results of the running call are compared; None for all.
-_compared: int | None = None
-
-
-@contextlib.contextmanager
-def comparing(results: int | None) -> Iterator[None]:
-    """Let a recorder of the calls inside this context know that only the first `results` are compared."""
-    global _compared
-    before, _compared = _compared, results
-    try:
-        yield
-    finally:
-        _compared = before
-
-
-def compared_now() -> int | None:
-    """Return how many results of the running call are compared; None for all."""
-    return _compared
-
-
 def between(low: float, high: float, seed: int) -> float:
     """Return a size, or another number if one of the bounds is a float, from `low` to `high`."""
     chosen = random.Random(seed + (sizes << 16))
@@ -96,6 +76,25 @@ class Case:
     def short(self) -> str:
         """Describe the call among others: "transposed, k = 4", or "(3, 127), k = 4"."""
         return ", ".join(filter(None, (self.label or str(tuple(self.inputs[0].shape)), self.arguments)))
+
+
+_running: Case | None = None
+
+
+@contextlib.contextmanager
+def running(case: Case) -> Iterator[None]:
+    """Let a recorder of the calls inside this context know how their results are compared."""
+    global _running
+    before, _running = _running, case
+    try:
+        yield
+    finally:
+        _running = before
+
+
+def running_case() -> Case | None:
+    """Return the case whose call is running; None if a check compares in its own way."""
+    return _running
 
 
 def described(inputs: tuple, label: str = "") -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from helpers.learning.checks.cases import Case, comparing
+from helpers.learning.checks.cases import Case, running
 from helpers.learning.checks.launches import LaunchError, few_programs, fresh_copy, measure_in_any_order
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
@@ -115,7 +115,7 @@ def check_case(
     """
     inputs = of_tensors(fresh_copy, case.inputs)
     some = few_programs() if case.few else contextlib.nullcontext()
-    with outputs_start_as_nan(), some, comparing(case.compared):
+    with outputs_start_as_nan(), some, running(case):
         traffic = measure_in_any_order(answer, *inputs)
     require_no_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
