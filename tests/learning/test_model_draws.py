@@ -45,12 +45,14 @@ def test_a_run_that_is_cut_short_goes_on_where_it_stopped(tmp_path, capsys):
     ("exercise", "seed", "check"),
     [
         ("11_fused_backward", 1003, "other-gradients"),
+        ("12_layer_norm_int8", 2294, "other-values"),
         pytest.param("11_fused_backward", 1013, "gradients", marks=pytest.mark.long),
         pytest.param("15_capstone", 1035, "gradients", marks=pytest.mark.long),
     ],
 )
-def test_a_gradient_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, tmp_path):
-    """On these draws right answers were once refused: one draw of roundings happened to do little."""
+def test_a_result_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, tmp_path):
+    """On these draws right answers were once refused: one draw of roundings happened to do little, or an element was so
+    close to 0 that a rounding decided its sign, and with it its code."""
     with contextlib.redirect_stdout(io.StringIO()):
         run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, seed, tmp_path)
         outcome = run.run_check(check, {}, tmp_path)
