@@ -57,3 +57,8 @@ def test_a_result_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, 
         run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, seed, tmp_path)
         outcome = run.run_check(check, {}, tmp_path)
     assert outcome.state == PASS, str(outcome)
+
+
+def test_a_small_probability_may_be_as_far_off_as_its_rounded_exponent_makes_it():
+    """An exponential to base 2 rounds its exponent once more, which an ulp of the inputs sometimes does not show."""
+    assert model_draws.failures("06_softmax_topk", range(2287, 2288), "right_collected", complete=False) == []
