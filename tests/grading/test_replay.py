@@ -12,6 +12,7 @@ from helpers.grading.judge import all_same, same
 from helpers.grading.replay import server
 from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.channel import ChannelError
+from helpers.grading.replay.expected import conditioned, expected_as_json
 from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
 from helpers.grading.replay.tensors import MAX_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
@@ -326,3 +327,40 @@ def test_inputs_on_which_the_model_answer_fails_are_drawn_again(exercise, tmp_pa
     outcomes = iter([FAIL] * server.MAX_DRAWS)
     with pytest.raises(server.UnluckyDrawError, match="does not pass 'values'"):
         server.drawn_exercise(exercise.cells, 5, "a test", tmp_path)
+
+
+def test_a_result_that_the_check_leaves_open_may_be_anything_of_its_shape(tmp_path):
+    """Exercise 06 leaves open what is largest among NaN. Answers that gave other values there passed in the notebook,
+    and the grader said that the notebook's values were wrong."""
+    name = "06_softmax_topk"
+    run = server.RunExercise(exercises_in(only=name)[name].cells, 0, tmp_path)
+    run.checks = {"values": run.checks["values"]}
+    (unknown,) = (call for call in run.calls(tmp_path)["values"] if "values" not in call["values"][1])
+    p, values, indices = run.namespace["softmax_topk"](*inputs_from_json(unknown))
+    assert p.isnan().any()
+    for mine, right in (
+        ((p, values + 1, indices + 1), True),
+        ((p, values.half(), indices), False),
+        ((p, values, indices[..., :1]), False),
+        ((p.nan_to_num(), values, indices), False),
+    ):
+        assert same(values_as_json(mine), unknown["values"]) == right
+
+
+@pytest.mark.parametrize(("apart", "right"), [(0.0, True), (150.0, True), (250.0, False)])
+def test_results_may_be_as_far_apart_as_the_case_lets_two_right_ones_be(apart, right):
+    """Scores of 10^4 round weights apart in proportion to them, though no input moves by an ulp."""
+    x = torch.linspace(0.0, 2.0, 8)
+    case = cases.Case("", (x,), "", conditioning=100.0)
+    expected = expected_as_json(lambda x: x, (x,), x, case)
+    assert expected["slack"] <= 1e-6
+    eps = torch.finfo(torch.float32).eps
+    assert same(values_as_json(x + apart * eps * 2.0), expected) == right
+    assert same(values_as_json(x + apart * eps * 2.0), expected_as_json(lambda x: x, (x,), x)) == (apart == 0.0)
+
+
+def test_16_bits_that_are_rounded_once_may_differ_by_their_float32_roundings_alone():
+    case = cases.Case("", (), "", conditioning=8.0, one_rounding=True)
+    assert conditioned(torch.float16, case) == conditioned(torch.bfloat16, case) == 64 * torch.finfo(torch.float32).eps
+    assert conditioned(torch.float16, cases.Case("", (), "", conditioning=8.0)) == 16 * torch.finfo(torch.float16).eps
+    assert conditioned(torch.int64, case) == conditioned(torch.float32, cases.Case("", (), "")) == 0.0

@@ -45,13 +45,20 @@ def test_a_run_that_is_cut_short_goes_on_where_it_stopped(tmp_path, capsys):
     ("exercise", "seed", "check"),
     [
         ("11_fused_backward", 1003, "other-gradients"),
+        ("12_layer_norm_int8", 2294, "other-values"),
         pytest.param("11_fused_backward", 1013, "gradients", marks=pytest.mark.long),
         pytest.param("15_capstone", 1035, "gradients", marks=pytest.mark.long),
     ],
 )
-def test_a_gradient_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, tmp_path):
-    """On these draws right answers were once refused: one draw of roundings happened to do little."""
+def test_a_result_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, tmp_path):
+    """On these draws right answers were once refused: one draw of roundings happened to do little, or an element was so
+    close to 0 that a rounding decided its sign, and with it its code."""
     with contextlib.redirect_stdout(io.StringIO()):
         run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, seed, tmp_path)
         outcome = run.run_check(check, {}, tmp_path)
     assert outcome.state == PASS, str(outcome)
+
+
+def test_a_small_probability_may_be_as_far_off_as_its_rounded_exponent_makes_it():
+    """An exponential to base 2 rounds its exponent once more, which an ulp of the inputs sometimes does not show."""
+    assert model_draws.failures("06_softmax_topk", range(2287, 2288), "right_collected", complete=False) == []

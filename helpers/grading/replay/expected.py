@@ -5,13 +5,14 @@ from collections.abc import Callable
 import torch
 
 from helpers.grading.replay.tensors import PLAIN, have_memory, values_as_json
+from helpers.learning.checks.cases import Case
 from helpers.learning.checks.launches import runs_few
 from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors
 
 
-def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
-    """Return `values_as_json(result)`, with a float `slack` and a bool `few` (only some programs ran) in each tensor's
-    entry.
+def expected_as_json(answer: Callable, inputs: tuple, result: object, case: Case | None = None) -> dict | list[dict]:
+    """Return `values_as_json(result)`, with floats `slack` and `conditioned` (see `conditioned`) and a bool `few` (only
+    some programs ran) in each tensor's entry. A result that the case leaves open has no values.
 
     Two right answers may round intermediate values differently. If the result depends on the inputs' last digits, as in
     a norm at mean 10^4, they may then differ by far more than a rounding, but not by orders of magnitude more than they
@@ -21,6 +22,7 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
         answer: the model answer.
         inputs: the call's.
         result: its result.
+        case: the check's.
     """
     written = values_as_json(result)
     if written == PLAIN:
@@ -30,14 +32,26 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
     for entry, there, here in zip(
         written if isinstance(written, list) else [written], as_tuple(moved), as_tuple(result), strict=True
     ):
-        entry["few"] = few
+        entry["few"], entry["conditioned"] = few, conditioned(here.dtype, case)
         if here.is_meta:
             entry["slack"] = 0.0
             continue
         apart = (there.double() - here.double()).abs()
         apart = apart[apart.isfinite()]
         entry["slack"] = apart.max().item() if here.is_floating_point() and apart.numel() else 0.0
+    if case is not None and case.compared is not None:
+        written[case.compared :] = [{key: each[key] for key in ("dtype", "shape")} for each in written[case.compared :]]
     return written
+
+
+def conditioned(dtype: torch.dtype, case: Case | None) -> float:
+    """Return how far apart two right answers may be, in proportion to the largest value, because the call magnifies
+    roundings: twice what the check allows each of them (`checks.values`)."""
+    if case is None or case.conditioning == 1.0 or not dtype.is_floating_point:
+        return 0.0
+    rounded_once = case.one_rounding and dtype in (torch.float16, torch.bfloat16)
+    allowed = 4 * torch.finfo(torch.float32).eps if rounded_once else torch.finfo(dtype).eps
+    return 2 * case.conditioning * allowed
 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:

@@ -106,9 +106,9 @@ class RunExercise:
             if outcome.state != PASS:
                 raise UnluckyDrawError(f"the model answer does not pass {check!r}: {outcome}")
             found[check] = []
-            for name, inputs, result, few in calls:
+            for name, inputs, result, few, case in calls:
                 with few_programs() if few else contextlib.nullcontext():
-                    values = expected_as_json(model[name], inputs, result)
+                    values = expected_as_json(model[name], inputs, result, case)
                 call = {"function": name, **inputs_as_json(inputs), "few": few, "values": values}
                 found[check].append(call)
         self.namespace |= model
@@ -116,8 +116,8 @@ class RunExercise:
 
 
 def _noted(answer: Callable, calls: list[tuple]) -> Callable:
-    """Wrap `answer` in a function that also records in `calls` its name, its inputs, its result and whether only some
-    programs ran.
+    """Wrap `answer` in a function that also records in `calls` its name, its inputs, its result, whether only some
+    programs ran, and the case.
 
     Calls made inside another answer are not recorded.
     """
@@ -125,7 +125,7 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
     def noted(*inputs):
         before = len(calls)
         result = answer(*inputs)
-        calls[before:] = [(answer.__name__, inputs, result, runs_few())]
+        calls[before:] = [(answer.__name__, inputs, result, runs_few(), cases.running_case())]
         return result
 
     noted.__signature__ = inspect.signature(answer)

@@ -126,7 +126,16 @@ def code_cases(seed: int, cols: int = 64) -> list[Case]:
             clip=cases.between(0.05, 0.2, seed),
         ),
         call("a tiny clip", CLIP, draw(3, cols), clip=cases.between(0.001, 0.009, seed)),
-        call("clip 0", f"{CLIP}; with 0, the scale is 0 and each code is the last one", draw(3, cols), clip=0.0),
+        # The sign of y decides, so no y may be so close to 0 that a rounding does.
+        call(
+            "clip 0",
+            f"{CLIP}; with 0, the scale is 0 and each code is the last one",
+            signs,
+            halves,
+            none,
+            0.0,
+            clip=0.0,
+        ),
         call("values of 1e-11", "the smallest scale: 1e-12 and no more", draw(3, cols), 4e-12 * weight, none),
         call(
             "values of 1e17 and more",

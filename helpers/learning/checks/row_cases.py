@@ -206,6 +206,15 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
     ]
 
 
+def exponent_conditioning(x: torch.Tensor) -> float:
+    """Return how far the rounding of exponents may move small probabilities, in units in their last place.
+
+    The exponential's relative error is its exponent's absolute one. On the way to base 2, the exponent is multiplied by
+    a rounded log2(e) and rounded again: half a unit in the last place each, together its size times eps.
+    """
+    return max(1.0, (x.max() - x.min()).item()) if x.numel() else 1.0
+
+
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
     """Return calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well
     separated.
@@ -221,7 +230,10 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
         inputs = (view((draw(*shape, **kind) * 16).round() / 16), k)
         # The exponential of a difference depends on the digits of both numbers.
         low = inputs[0].dtype in LOW_PRECISION
-        return Case(label, inputs, look_at, torch.float32, f"k = {k}", relative=True, one_rounding=low)
+        rounded = exponent_conditioning(inputs[0])
+        return Case(
+            label, inputs, look_at, torch.float32, f"k = {k}", relative=True, one_rounding=low, conditioning=rounded
+        )
 
     ties = "ties: among equal elements the lower index comes first, and no element comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]

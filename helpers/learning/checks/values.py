@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from helpers.learning.checks.cases import Case
+from helpers.learning.checks.cases import Case, running
 from helpers.learning.checks.launches import LaunchError, few_programs, fresh_copy, measure_in_any_order
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
@@ -127,7 +127,8 @@ def check_case(
     cases, and if they agree on more than NaN, which many mistakes return.
     """
     inputs = of_tensors(fresh_copy, case.inputs)
-    with outputs_start_as_nan(), few_programs() if case.few else contextlib.nullcontext():
+    some = few_programs() if case.few else contextlib.nullcontext()
+    with outputs_start_as_nan(), some, running(case):
         traffic = measure_in_any_order(answer, *inputs)
     require_no_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
