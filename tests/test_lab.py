@@ -21,6 +21,7 @@ from playwright.sync_api import expect
 from tornado.websocket import websocket_connect
 
 from helpers.course_contents import MAP
+from helpers.figures.exercise_pictures import picture
 from helpers.lab import FIRST_LESSON, open_lab
 
 SLIDER = "[role=slider]"
@@ -276,6 +277,22 @@ def test_going_further_is_folded_until_its_heading_is_opened(lesson_page):
     expect(page.get_by_role("heading", name="Other widths")).to_be_hidden()
     page.get_by_role("button", name="2 cells hidden").click()
     expect(page.get_by_role("heading", name="Other widths")).to_be_visible()
+
+
+def test_an_exercises_picture_is_shown_before_anything_runs(lesson_page):
+    """JupyterLab drops scripts and drawings from the outputs of a notebook that it doesn't trust, but not images."""
+    lesson_page.server.end_kernels()
+    v4 = nbformat.v4
+    output = v4.new_output("execute_result", picture("03")._repr_mimebundle_(), execution_count=1)
+    cells = [v4.new_markdown_cell("# An exercise"), v4.new_code_cell('picture("03")', outputs=[output])]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, lesson_page.server.root / "notebooks/drawn.ipynb")
+    lesson_page.open_lesson("notebooks/drawn.ipynb")
+    image = lesson_page.page.locator(".jp-NotebookPanel:visible .jp-OutputArea-output figure img")
+    expect(image).to_be_visible()
+    assert image.evaluate("image => image.complete && image.naturalWidth") == picture("03").width
+    assert image.get_attribute("alt") == repr(picture("03"))
 
 
 def test_without_a_browser_the_kernel_is_the_courses_own_python(server, tmp_path):

@@ -76,8 +76,13 @@ def test_the_readme_speaks_of_what_is_there(tree):
     text = (tree / "README.md").read_text()
     for path in re.findall(r"\]\(([^)]+)\)|`([a-z]+/[^` ]*)`", text):
         for each in filter(None, path):
-            assert (tree / each).exists(), each
+            file, _, anchor = each.partition("#")
+            page = tree / (file or "README.md")
+            assert page.exists(), each
+            headings = re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) if anchor else ()
+            assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], each
     assert "make test" not in text
+    assert "git clone" not in text, "it is a class's own copy"
     assert "make lab" in text
 
 
