@@ -118,9 +118,10 @@ def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
     assert median <= 0.08
     assert most <= 0.20
     assert max(map(abs, same)) <= 0.35
-    median, most = summary([row.error for row in held_out_rows() if row.version == "eager"])
-    assert median <= 0.25
-    assert most <= 0.55
+    eager = [row for row in held_out_rows() if row.version == "eager"]
+    assert summary([row.error for row in eager])[1] <= 0.55
+    assert all(0.5 <= row.measured / row.prediction.time <= 4 for row in eager if row.prediction.unsure)
+    assert summary([row.error for row in eager if not row.prediction.unsure])[0] <= 0.15
     printed = table(without_tiles())
     assert f"held out: {3 * len(held_out.shapes())} times, error: median " in printed
     assert f"fitted: {len(rows())} times" in printed
