@@ -2,7 +2,7 @@
 
     python benchmarks/held_out.py            on a GPU: measures, and writes benchmarks/results/<gpu>_held_out.json
     python benchmarks/held_out.py tiled      the same for tiled kernels, <gpu>_held_out_tiled.json
-    python benchmarks/held_out.py code       adds the machine code's hashes to the H100's two records
+    python benchmarks/held_out.py code       adds machine code's hashes to the H100's records, validate.py's too
 
 `shapes()` draws them for every memory-bound kernel: 64 KB to a few hundred megabytes, rows of 128 to 65,536 elements, a
 third of them multiples of 64 and most others odd sizes, in every dtype that the kernel takes.
@@ -48,6 +48,8 @@ SHAPES_EACH = {1: 2, 2: 3}  # by the number of dimensions
 TILED_SEED = 32
 TILED_EACH = 4
 VERSIONS = "fused", "eager", "plain"
+WITH_TIMES = "held_out", "held_out_tiled", "validation"  # the H100's records
+UNPREDICTED = "rope_cache", "sample"  # where they write, and how often they draw, depends on their data
 COMPILER = f"Triton {triton.__version__}"  # another one makes other machine code of the same kernel
 
 
@@ -62,7 +64,7 @@ def shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     found = []
     for op in COVERED.values():
         dimensions = len(op.interpreter_shapes[0])
-        if op.name == "sample" or dimensions not in SHAPES_EACH:  # the number of redraws depends on its data
+        if op.name in UNPREDICTED or dimensions not in SHAPES_EACH:
             continue
         for turn in range(SHAPES_EACH[dimensions]):
             shape = (between(*ELEMENTS),)
@@ -97,14 +99,9 @@ def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return [(name, shape, torch.bfloat16) for name, shape in found]
 
 
-def file(kind: str = "") -> Path:
-    """Return the H100's file; that of tiled kernels if `kind` is "_tiled"."""
-    return RESULTS / f"h100_80gb_hbm3_held_out{kind}.json"
-
-
 def record(kind: str = "") -> dict:
     """Return the H100's record: "gpu", "date", "versions", "code_by", "times"; or that of tiled kernels."""
-    return json.loads(file(kind).read_text())
+    return json.loads((RESULTS / f"h100_80gb_hbm3_held_out{kind}.json").read_text())
 
 
 def device_of(gpu: str) -> Device:
@@ -172,6 +169,9 @@ def with_code(content: dict) -> dict:
     """
     device, times = device_of(content["gpu"]), []
     for entry in content["times"]:
+        if entry["kernel"] in UNPREDICTED:
+            times.append(entry)
+            continue
         launches = rehearsed(entry, device)
         kernels = fingerprints_of(each.kernel for each in launches if isinstance(each, TritonLaunch))
         times.append({**entry, "code": machine_code(launches, device) if kernels == entry["kernels"] else None})
@@ -185,8 +185,9 @@ def write(path: Path, content: dict) -> None:
 
 def main() -> int:
     if sys.argv[1:] == ["code"]:
-        for kind in ("", "_tiled"):
-            write(file(kind), with_code(record(kind)))
+        for name in WITH_TIMES:
+            path = RESULTS / f"h100_80gb_hbm3_{name}.json"
+            write(path, with_code(json.loads(path.read_text())))
         return 0
     if not runtime.has_gpu():
         raise RuntimeError("held-out times need an NVIDIA GPU: the recorded ones are in benchmarks/results")

@@ -13,7 +13,6 @@ This writes benchmarks/results/<gpu>_validation.json; sections that are not name
 
 import argparse
 import ctypes
-import gc
 import itertools
 import json
 import multiprocessing
@@ -32,7 +31,7 @@ from benchmarks import hardware_counters
 from benchmarks.calls import backward_pass, same_kernels
 from benchmarks.example_kernels import EXAMPLES
 from benchmarks.hardware_counters import shape_of
-from benchmarks.held_out import called
+from benchmarks.held_out import measure
 from benchmarks.provenance import provenance, results_file
 from benchmarks.triton_launches import Launch, triton_launches
 from benchmarks.validation import COVERED
@@ -239,31 +238,8 @@ def constants() -> dict:
 
 
 def times() -> list[dict]:
-    """Time every kernel and eager at every size: the GPU's own time, cold L2, gaps excluded."""
-    rows = []
-    for op in COVERED.values():
-        dtype = op.gpu_dtypes[-1]
-        for size in SIZES:
-            shape = shape_of(op, size)
-            inputs = op.inputs(*shape, dtype=dtype, device="cuda")
-            versions = {version: partial(called(op.name, version), *inputs) for version in ("fused", "eager")}
-            with torch.no_grad():
-                measured = benchmark_together(versions, runs=20)
-            rows += [
-                {
-                    "kernel": op.name,
-                    "version": version,
-                    "bytes": size,
-                    "shape": list(shape),
-                    "dtype": name_of(dtype),
-                    "gpu": asdict(timing),
-                }
-                for version, timing in measured.items()
-            ]
-            del inputs, versions
-            gc.collect()
-            torch.cuda.empty_cache()
-    return rows
+    """Time every kernel in its versions at every size, as held-out times are."""
+    return measure([(op.name, shape_of(op, size), op.gpu_dtypes[-1]) for op in COVERED.values() for size in SIZES])
 
 
 SECTIONS = {

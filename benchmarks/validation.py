@@ -18,7 +18,7 @@ COVERED = {name: op for name, op in CATALOGUE.items() if op.group != "tiled"}
 class Record:
     """Sections as benchmarks/validate.py describes them, each measured on its own day of `dates`.
 
-    Not every GPU has all: constants and times are the H200's.
+    Not every GPU has all: constants are the H200's. `code_by`: the Triton of the hashes of `times`, as in held_out.py.
     """
 
     gpu: str
@@ -32,6 +32,7 @@ class Record:
     launches: list[dict]
     constants: dict = field(default_factory=dict)
     times: list[dict] = field(default_factory=list)
+    code_by: str = ""
     ceilings: dict = field(default_factory=dict)  # bytes/s and FLOP/s of its own run, if measured
 
     @property
