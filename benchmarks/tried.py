@@ -129,7 +129,10 @@ SHARED = {
         "element by element; the kernel is told what divides the row, and loads 16 bytes at a time (kept)"
     ),
     "few microseconds": (
-        "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half there"
+        "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half "
+        "there. 2048 rows of 64 to 4096 columns by 1 to 32 rows per program, 1 to 16 warps and one masked block in "
+        "place of two (on an H200, forward): at each width some are 5 to 10 % faster in one run, none of them in the "
+        "next"
     ),
 }
 
@@ -139,23 +142,19 @@ SWEPT = {
     "swiglu": "4099 elements: [few microseconds]",
     "add_gelu": "4099 elements: [few microseconds]",
     "conv_bn_act": (
-        "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 "
-        "at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to 2048 "
-        "28 us for 30), copies of what cannot be described, with all that a filter's row sees side by side (kept: 52 "
-        "us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). A sum split "
-        "over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as slow), "
-        "two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % slower); "
-        "1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), and its way of "
-        "tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). On an H100 a tile of 64 pixels by 128 "
-        "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (kept: in a "
-        "trial 58 "
-        "us for 62 at 72 channels, in the sweep 60.7 for 61.0 there, and 25.3 for 20.9 at 3 channels, 3x3), tiles of "
-        "128 x "
-        "128 with six stages (in trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a "
-        "stride "
-        "takes 21 us for 19 in the "
-        "record before: no cause is known. Rows that begin between halves of cache lines take the copy engine twice as "
-        "long; [calls]"
+        "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512"
+        " at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to "
+        "2048 28 us for 30), copies of what cannot be described, with all that a filter's row sees side by side "
+        "(kept: 52 us for 70 at 40 channels, 5x5, 57 for 63 at 72, 94 for 107 at 248, 18 for 27 at 3 channels, 3x3). "
+        "A sum split over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to "
+        "twice as slow), two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 "
+        "to 5 % slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), "
+        "and its way of tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). On an H100 a tile of 64 pixels by 128 "
+        "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (60.7 us for "
+        "61.0 at 72 channels, 25.3 for 20.9 at 3 channels, 3x3: not kept), tiles of 128 x 128 with six stages (in "
+        "trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a stride takes 21 us for 19"
+        " in the record before: no cause is known. Rows that begin between halves of cache lines take the copy engine"
+        " twice as long; [calls]"
     ),
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
@@ -170,17 +169,15 @@ SWEPT = {
         "blocks in flight (at most 1 %); on an H100 rows that nearly fill a block of 4096 or 8192 read at once (kept,"
         " in a trial: 87.9 us for 91.3 at 37449 x 3584, 88.1 for 90.6 at 18725 x 7168), and blocks of 8192 by 16 "
         "warps from 24577 classes on where little of the last is idle (kept: 89.7 for 90.5 at 4194 x 32000); one or "
-        "two blocks ahead in registers (1 to 10 % slower), evict_first or .cg (within 1 %)"
+        "two blocks ahead in registers (1 to 10 % slower), evict_first or .cg (within 1 %); with at least 8192 classes half "
+        "to twice the columns and warps, three blocks in flight, 24 to 64 registers, labels not checked (within 1.5 %, "
+        "or slower; on an H200 8 warps take 33.9 us for 35.1 at 2048 x 32000, on an H100 46.7 for 46.2)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
-        "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
-        "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
-    ),
-    "paged_attention": (
-        "4 or 8 warps, 64 or 128 keys at a time, 2 to 5 stages, splits for one to four programs per SM: 128 keys by 4 "
-        "warps in two stages, two programs per SM, kept (26.9 us for 33.9 at one sequence of 8192 keys, 194 for 207 "
-        "at 64 x 2048, 110 for 117 at 65536; at 8 x 8192, behind FlashAttention-2, 108 for 110)"
+        "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 "
+        "for 170 at 260617 x 515, 147 for 149 at 174763 x 768); 2048 rows of up to 512 columns by eight of 128 "
+        "columns and 4 warps (kept: 3.4 us for 4.2 at 127, 4.7 for 5.7 at 512); [calls]"
     ),
     "flash_attention backward": (
         "FlashAttention-4 is ahead at most sizes. On an H100: grad_q a step late, so that groups of warps need not "
@@ -192,31 +189,36 @@ SWEPT = {
         "last to first 1657), a program per block of keys (809 for 769, 1359 for 1340 at 4 x 16 x 4096 x 64; with few "
         "blocks 518 for 541, 490 for 508), the next step's scores started in this one (1751 for 1491: an accumulator "
         "in flight over a loop's end makes ptxas serialise), lse and delta subtracted after the matmuls, not as their "
-        "first values (1529 for 1507, 2459 for 2386)"
+        "first values (1529 for 1507, 2459 for 2386), all blocks of a head by one program where there are four or "
+        "eight (547 for 460 causal and 679 for 500 full at 32 x 16 x 512 x 128, 454 for 303 causal at 16 x 16 x 1024 x "
+        "64); on an H200, delta and the zeros in one launch (35 for 19 and 16), as many as eight heads side by side "
+        "(1243 for 1255 full at 4 x 16 x 4096 x 64, elsewhere up to 1.6 times as long)"
     ),
     "flash_attention": (
         "256 tokens most of all. Tried in all: roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / "
-        "causal at 4 x 16 x 4096, by the compiler 943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), "
-        "of 64 (kept: 57 / 51 for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77); there, its groups in "
-        "turns (1 % slower), the next tile's first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x "
-        "256 x 128, 136 for 147 at 32 x 16 x 512), all tiles of a head by one program that loads its keys once (81 us "
-        "for 80 causal at 64 x 16 x 256 x 128), exponentials while the last probabilities' product runs, by a wait "
-        "that ptxas moves none of them past (78 for 81 causal there, 49 for 51 with heads of 64; on an H100 141 for "
-        "132 at 32 x 16 x 512, and it spills with three groups: not kept), a program a multiprocessor for long causal "
-        "tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of the "
-        "heads at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline assembly "
-        "(kept: 154 for 163 causal at 16 x 16 x 1024); by the compiler: in TFLOP/s, full / causal: warps that take "
-        "roles for heads of 128 (kept: 579 / 462, without 488 / 417) and of 64 (403 / 287 for 474 / 409), programs in "
-        "order of their length (kept: 483 causal for 463), eight sums a row and v early for heads of 64 (kept: 492 / "
-        "439 for 484 / 431), exponentials by polynomial (481 / 434), persistent programs (591 / 512 at 4096 tokens, "
-        "545 for 564 at 16384), separate loops for whole and masked tiles (481 / 429), a tile's scores before the last "
-        "one's exponentials (376 / 338); on an H100, by hand: three groups of warps for long heads of 64 (kept: 525 "
-        "for 570 full at 4 x 16 x 4096, where two take 573, 1070 for 1172 causal at 1 x 16 x 16384; 325 for 316 causal "
-        "at 4096, 136 for 112 at 1024), one for few or short tiles (kept: 51.7 for 55.7 at 77 x 4096, 93 for 101 at "
-        "128 x 16 x 128, but causal 113 for 103 in the sweep; 160 for 116 at 512 x 4096), eight sums a row that stay "
-        "in their threads (kept: 795 for 803 at 4 x 16 x 4096 x 128, 207 for 213 with heads of 256), sums that shrink "
-        "under the next scores (kept up to heads of 64: 525 for 565; with 128 813 for 801), the next scores in flight "
-        "over the loop's end (1051 for 801), keys by 64 (762 for 587), three or four stages (level); [calls]"
+        "causal at 4 x 16 x 4096, by the compiler 943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048),"
+        " of 64 (kept: 57 / 51 for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77); there, its groups in "
+        "turns (1 % slower), the next tile's first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x"
+        " 256 x 128, 136 for 147 at 32 x 16 x 512), all tiles of a head by one program that loads its keys once (81 "
+        "us for 80 causal at 64 x 16 x 256 x 128), exponentials while the last probabilities' product runs, by a wait"
+        " that ptxas moves none of them past (78 for 81 causal there, 49 for 51 with heads of 64; on an H100 141 for "
+        "132 at 32 x 16 x 512, and it spills with three groups: not kept), a program a multiprocessor for long causal"
+        " tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of "
+        "the heads at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline "
+        "assembly (kept: 154 for 163 causal at 16 x 16 x 1024); by the compiler: in TFLOP/s, full / causal: warps "
+        "that take roles for heads of 128 (kept: 579 / 462, without 488 / 417) and of 64 (403 / 287 for 474 / 409), "
+        "programs in order of their length (kept: 483 causal for 463), eight sums a row and v early for heads of 64 "
+        "(kept: 492 / 439 for 484 / 431), exponentials by polynomial (481 / 434), persistent programs (591 / 512 at "
+        "4096 tokens, 545 for 564 at 16384), separate loops for whole and masked tiles (481 / 429), a tile's scores "
+        "before the last one's exponentials (376 / 338); on an H100, by hand: three groups of warps for long heads of"
+        " 64 (kept: 525 for 570 full at 4 x 16 x 4096, where two take 573, 1070 for 1172 causal at 1 x 16 x 16384; "
+        "325 for 316 causal at 4096, 136 for 112 at 1024), one for few or short tiles (kept: 51.7 for 55.7 at 77 x "
+        "4096, 93 for 101 at 128 x 16 x 128, but causal 113 for 103 in the sweep; 160 for 116 at 512 x 4096), eight "
+        "sums a row that stay in their threads (kept: 795 for 803 at 4 x 16 x 4096 x 128, 207 for 213 with heads of "
+        "256), sums that shrink under the next scores (kept up to heads of 64: 525 for 565; with 128 813 for 801), "
+        "the next scores in flight over the loop's end (1051 for 801), keys by 64 (762 for 587), three or four stages"
+        " (level); one query of 64 x 2048 keys with two stages of keys, for three programs an SM (kept: 180 for 198);"
+        " [calls]"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
@@ -264,10 +266,10 @@ SWEPT = {
         "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
         "no trial is recorded; [calls]; 18432 columns by 8 warps (360 us for 432; LayerNorm takes 1.4 times as long "
         "by them: not kept); 1000 columns, a multiple [by element]; on an H100 18432 columns by 8 warps with both "
-        "asked for first (in a trial 107 us for 132 at 2048 rows, 361 for 435 at 7282; kept, "
-        "in the sweep 107 for 131 and 362 for 434, without asking first); on an H100 weight and bias asked for before "
-        "the "
-        "reductions up to 1024 columns (kept: 3.0 for 3.4 at 2048 x 64, but 436 for 399 at 1056833 x 127)"
+        "asked for first (in a trial 107 us for 132 at 2048 rows, 361 for 435 at 7282; kept, in the sweep 107 for 131"
+        " and 362 for 434, without asking first); on an H100 weight and bias asked for before the reductions up to "
+        "1024 columns (kept where rows are loaded 16 bytes at a time: 3.0 for 3.4 at 2048 x 64; 436 for 399 at "
+        "1056833 x 127)"
     ),
     "residual_layer_norm backward": (
         "1025 columns: one warp, or two of 128 registers (443 us for 582 at 130944 rows, but of 1000 columns 1 to 34 "
@@ -276,10 +278,11 @@ SWEPT = {
     "residual_rms_norm": (
         "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of 127: no "
         "trial is recorded; 1000 columns, a multiple [by element]; on an H100 the weight asked for before the "
-        "reduction (in a trial 0.94 to 1.02 of the time at 2048 rows of up to 2048 columns, 1.12 at 32768: not kept),"
-        " one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept); half "
-        "the warps for 2048 columns "
-        "(kept: 12.7 us for 14.5 at 2048 x 2048), half the rows per program for 127 (kept: 380 for 398)"
+        "reduction (in a trial 0.94 to 1.02 of the time at 2048 rows of up to 2048 columns, 1.12 at 32768: kept up to"
+        " 1024, 7.1 us for 7.4 at 768 and 3.9 for 4.3 at 256; with 8 rows by 4 warps up to 128 columns 3.1 for 3.7 at"
+        " 128), one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept); "
+        "half the warps for 2048 columns (kept: 12.7 us for 14.5 at 2048 x 2048), half the rows per program for 127 "
+        "(kept: 380 for 398)"
     ),
     "residual_rms_norm backward": (
         "as rms_norm's, with which it shares the kernel; rows of 16385 to 32768 columns read again from L1 in one "
@@ -346,14 +349,17 @@ SWEPT = {
         "in a trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 "
         "alone); [few microseconds]; [clusters]; [calls]; on an H100 held packed from 8193 columns on (kept: 268 us "
         "for 327 at 9709 x 13824, 272 for 300 at 13422 x 10000); both blocks asked for before the first is reduced "
-        "(kept: no trial beside peers is recorded)"
+        "(kept: no trial beside peers is recorded); 2048 rows of up to 512 columns by 4 warps (in a sweep without "
+        "QuACK 4.8 us for 5.6 at 512, 4.0 for 4.3 at 256, 3.1 for 3.2 at 64, but 3.8 for 3.1 at 128: not kept)"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
         "two rows (282 us for 368 at 10000 columns held in fp32; kept packed: 254); more chunks held up to 20480 "
         "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by "
         "more threads (kept: 2.5 us for 4.1 at 128 columns); many rows of 128: no trial is recorded; [calls]; 1000 "
-        "columns, a multiple [by element]"
+        "columns, a multiple [by element]; on an H200 2048 rows of 64 to 256 columns in one block by 4 warps (2.2 us "
+        "for 2.9 at 128; not measured on an H100, not kept), of 515 by other rows, warps and blocks (1.2 to 2 times as "
+        "long with 260617 rows)"
     ),
     "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }
