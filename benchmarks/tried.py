@@ -170,8 +170,8 @@ SWEPT = {
         " in a trial: 87.9 us for 91.3 at 37449 x 3584, 88.1 for 90.6 at 18725 x 7168), and blocks of 8192 by 16 "
         "warps from 24577 classes on where little of the last is idle (kept: 89.7 for 90.5 at 4194 x 32000); one or "
         "two blocks ahead in registers (1 to 10 % slower), evict_first or .cg (within 1 %); with at least 8192 classes "
-        "half to twice the columns and warps, three blocks in flight, 24 to 64 registers, labels not checked (within 1.5 %, "
-        "or slower; on an H200 8 warps take 33.9 us for 35.1 at 2048 x 32000, on an H100 46.7 for 46.2)"
+        "half to twice the columns and warps, three blocks in flight, 24 to 64 registers, labels not checked (within "
+        "1.5 %, or slower; on an H200 8 warps take 33.9 us for 35.1 at 2048 x 32000, on an H100 46.7 for 46.2)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
