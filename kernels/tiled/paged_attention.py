@@ -167,8 +167,8 @@ def settings(
         in_pages: whether keys are found through a block table. Tiles are then twice as long, because each first waits
             for the table.
         large: whether a program may use LARGE bytes of shared memory; otherwise tiles fit in 64 KB.
-        splits: of each sequence's keys. If there is one, there are programs enough for three on an SM, with two stages
-            of keys each: 125 us for 143 at 64 sequences of 2048 keys (H200).
+        splits: programs per sequence and key head. If one is enough, there are so many that three fit on an SM, with
+            two stages of keys each: 180 us instead of 198 at 64 sequences of 2048 keys (H100).
     """
     block_d = max(16, next_power_of_2(dim))
     if dtype.itemsize > 2:  # fp32 and fp64 don't use tensor cores: small tiles

@@ -180,7 +180,7 @@ def backward_settings(rows: int, classes: int, dtype: torch.dtype, vector: int, 
 
     A program takes 2 KB of a row, or 4 KB if rows have edges. If that leaves an eighth of it idle or more, it takes
     fewer columns of several rows instead, 2 KB in all with one warp. With only 2048 rows it takes four, or one with
-    edges; up to 512 columns 256 bytes of eight rows with four warps (H200: 0.8 to 0.9 of the time).
+    edges; up to 512 columns 256 bytes of eight rows with four warps: 4.7 us for 5.7 at 512 (H100).
     """
     cols, cached = classes // vector * vector, 4096 // dtype.itemsize
     widest = cached if unaligned else cached // 2
