@@ -184,7 +184,7 @@ EXPLORERS = {
         SIZES,
         ", {:,} x 1,000:".format,
     ),
-    "registers": Explorer(_REGISTERS, STEPS, " {} fused operation".format),
+    "registers": Explorer(_REGISTERS, STEPS, " {} fused step".format),
     "warp": Explorer("from helpers.figures import WarpExplorer\nWarpExplorer()", STRIDES, " stride {},".format),
     "threads": Explorer("from helpers.figures import ThreadsExplorer\nThreadsExplorer()", APART, "Stride {}:".format),
     "banks": Explorer(

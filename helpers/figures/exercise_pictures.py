@@ -84,7 +84,7 @@ class _Drawing:
         self.parts.append(f'<path d="{path}" fill="none" stroke="{ink}" stroke-width="1.6"{dashes}{end}/>')
 
     def done(self, width: int, height: int, told: str) -> Picture:
-        """Return the picture, wide enough for its text. `told` describes what it shows beside its title."""
+        """Return the picture, wide enough for its text. `told` describes what it shows, apart from its title."""
         width = round(max(width, self.right + 2 * EDGE))
         lines = textwrap.wrap(self.title, int((width - 2 * EDGE) / BOLD))
         head, below = LINE * len(lines) + 8, height + 2 * EDGE
