@@ -138,9 +138,7 @@ SHARED = {
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 SWEPT = {
-    "geglu": "4099 elements: [few microseconds]",
-    "swiglu": "4099 elements: [few microseconds]",
-    "add_gelu": "4099 elements: [few microseconds]",
+    "residual_act": "4099 elements: [few microseconds]",
     "conv_bn_act": (
         "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512"
         " at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to "
@@ -150,11 +148,11 @@ SWEPT = {
         "twice as slow), two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 "
         "to 5 % slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), "
         "and its way of tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). On an H100 a tile of 64 pixels by 128 "
-        "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (60.7 us for "
-        "61.0 at 72 channels, 25.3 for 20.9 at 3 channels, 3x3: not kept), tiles of 128 x 128 with six stages (in "
-        "trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a stride takes 21 us for 19"
-        " in the record before: no cause is known. Rows that begin between halves of cache lines take the copy engine"
-        " twice as long; [calls]"
+        "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (3x3, 16.8 us "
+        "for 18.1 at 96 channels, 60.7 for 61.3 at 72, but 25.3 for 20.6 at 3: not kept), tiles of 128 x 128 with six"
+        " stages (in trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a stride takes "
+        "21 us for 19 in the record before: no cause is known. Rows that begin between halves of cache lines take the"
+        " copy engine twice as long; [calls]"
     ),
     "cross_entropy": (
         "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
