@@ -37,7 +37,7 @@ TOLD = {
     "eps": r"eps: ",
     "maximum": r"subtract (all of )?the row's maximum",
     "rescaling": r"the rescaling|never multiplied by f",
-    "order of axes": r"which program has which batch|element's number|causal mask|which mask applies|the grid|which belong to which|formula|edges|rows and columns are exchanged",
+    "order of axes": r"which program has which batch|element's number|causal mask|which mask applies|the grid|which belong to which|formula|edges|rows and columns are exchanged|last two axes",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can still win once|rows without a key",
     "codes": r"the rounding|the clamp|the smallest scale",
@@ -593,7 +593,7 @@ MISTAKES = [
                 "pixel // out_width % out_height * STRIDE": "pixel % out_width * STRIDE",
                 "pixel % out_width * STRIDE": "pixel // out_width % out_height * STRIDE",
             },
-            "the product",
+            "the product|last two axes",
         ),
         ("order of axes", {"pixel * out_channels + k": "k * pixels + pixel"}, "the product|the result's strides"),
         (
