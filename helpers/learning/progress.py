@@ -1,12 +1,13 @@
 """`fusion progress`: the latest result of each check, kept across restarts.
 
-`.progress/<exercise>.json`, next to the notebooks, holds each check's latest state with a digest of the answers it
-checked. It's written by check cells that run in JupyterLab, and by `fusion check`. A state counts only as long as the
-saved notebook still has the same answers.
+`.progress/<exercise>.json`, next to the notebooks, holds each check's latest state with a digest of the answers above
+it. It's written by check cells that run in JupyterLab, and by `fusion check`. A state counts only as long as the saved
+notebook still has the same answers above the check.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -83,14 +84,16 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> s
     Args:
         notebook: the exercise notebook.
         states: check -> "pass", "fail", "not attempted" or "error".
-        answers: grade_id -> source of every answer cell, as it was checked.
+        answers: grade_id -> source of every answer cell above these checks, as it was checked.
     """
     course = course_of(notebook)
     if course is None:
         return ""
     place = place_of(notebook, course["exercise"])
-    now = {"answers": digest_of(answers), "when": int(time.time())}
-    kept = kept_in(place) | {check: {"state": state, **now} for check, state in states.items()}
+    kept, now = kept_in(place), int(time.time())
+    for check, state in states.items():
+        above = {each: answers[each] for each in answers_above(check, course["original"]) if each in answers}
+        kept[check] = {"state": state, "answers": digest_of(above), "when": now}
     try:
         place.parent.mkdir(exist_ok=True)
         # Write next to the file and rename, so that no reader sees half of it.
@@ -117,6 +120,12 @@ def kept_in(place: Path) -> dict[str, dict]:
 
 def place_of(notebook: Path, exercise: str) -> Path:
     return notebook.parent / FOLDER / f"{exercise}.json"
+
+
+def answers_above(check: str, original: list[dict]) -> list[str]:
+    """Return the ids of the answer cells above a check, which it may use."""
+    before = itertools.takewhile(lambda cell: cell["id"] != check, original)
+    return [cell["id"] for cell in before if cell["answer"]]
 
 
 def digest_of(answers: dict[str, str]) -> str:
@@ -155,8 +164,11 @@ def progress_of(notebook: Path) -> Progress | None:
     hidden = sum(cell["points"] for cell in course["original"] if "points" in cell and cell["id"] not in points)
     kept = kept_in(place_of(notebook, course["exercise"]))
     kept = {check: kept[check] for check in points if check in kept}
-    digest = digest_of(answers)
-    counting = {check: entry for check, entry in kept.items() if entry["answers"] == digest}
+    counting = {}
+    for check, entry in kept.items():
+        above = answers_above(check, course["original"])
+        if entry["answers"] == digest_of({each: answers[each] for each in above if each in answers}):
+            counting[check] = entry
     return Progress(
         course["exercise"],
         {check: entry["state"] for check, entry in counting.items()},
@@ -261,8 +273,7 @@ class Watcher:
         course = course_of(self.notebook)
         if course is None:
             return
-        asked = [cell["id"] for cell in course["original"] if cell["answer"]]
+        above = answers_above(outcome.check, course["original"])
         # An answer that didn't run here, or ran before this watch began, is unknown, so make no claim.
-        if all(answer in self.ran for answer in asked):
-            answers = {answer: self.ran[answer] for answer in asked}
-            record(self.notebook, {outcome.check: outcome.state}, answers)
+        if all(answer in self.ran for answer in above):
+            record(self.notebook, {outcome.check: outcome.state}, {answer: self.ran[answer] for answer in above})

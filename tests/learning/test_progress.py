@@ -43,9 +43,12 @@ def test_what_was_said_stands_as_long_as_the_answers_do(tmp_path):
     assert "fail: softmax; to do: vector-add, ridge, bound, gpus" in told.described
     edit(notebook, "product-answer", before["product-answer"] + "  # better")
     told = progress.progress_of(notebook)
-    assert told.states == {}
+    assert told.states == {"softmax": "fail"}  # its answer is above the one that changed
     assert told.earned == 0
-    assert "changed since: run softmax, product again" in told.described
+    assert "changed since: run product again" in told.described
+    edit(notebook, "vector-add-answer", before["vector-add-answer"] + "  # better")
+    assert "changed since: run softmax, product again" in progress.progress_of(notebook).described
+    edit(notebook, "vector-add-answer", before["vector-add-answer"])
     edit(notebook, "product-answer", before["product-answer"].splitlines(keepends=True))
     assert progress.progress_of(notebook).earned == 1
 
@@ -123,14 +126,15 @@ def test_a_running_notebook_records_what_its_checks_say(tmp_path, monkeypatch):
         execute_as_jupyterlab(kernel, next(cell for cell in cells if cell.id == "product"))
         assert progress.progress_of(notebook).changed == ("product",)
         edit(notebook, "product-answer", stub.source)
-        assert progress.progress_of(notebook).states == {"product": "not attempted"}
+        kept = {"vector-add": "pass", "softmax": "pass"}  # their answers, above this one, are as they were
+        assert progress.progress_of(notebook).states == kept | {"product": "not attempted"}
         # What the grading would refuse is refused here, for the check that needs it and no other.
         stub.source = "import os\n\n\ndef product(rows, inner, columns, itemsize):\n    return os.getpid()"
         edit(notebook, "product-answer", stub.source)
         execute_as_jupyterlab(kernel, stub)
         for name in ("vector-add", "product"):
             execute_as_jupyterlab(kernel, next(cell for cell in cells if cell.id == name))
-        assert progress.progress_of(notebook).states == {"vector-add": "pass", "product": "fail"}
+        assert progress.progress_of(notebook).states == kept | {"product": "fail"}
         said = asked(kernel, "helpers.learning.outcome.latest['product'].message")
         assert "refused: answer 'product-answer', line 1: importing os is not graded" in said
     finally:
