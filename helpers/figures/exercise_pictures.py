@@ -143,7 +143,7 @@ def _counted_bytes() -> Picture:
     )
 
 
-def _blocks() -> Picture:
+def _blocks(held: str = "s = a + b") -> Picture:
     draw = _Drawing("Each program takes a block of 4; lanes without an element are masked")
     elements = [*range(10), None, None]
     for y, name in ((0, "a"), (32, "b"), (136, "y")):
@@ -152,13 +152,13 @@ def _blocks() -> Picture:
     for at in range(3):
         x = 24 + at * (4 * SIDE + 10)
         draw.line((x + 52, 62), (x + 52, 78))
-        draw.box(x, 80, 4 * SIDE, 32, f"program {at}: s", FUSED)
+        draw.box(x, 80, 4 * SIDE, 32, f"program {at}: {held[0]}", FUSED)
         draw.line((x + 52, 113), (x + 52, 134))
     return draw.done(
         372,
         172,
-        "Ten elements of a and b in blocks of 4, 4 and 2. Programs 0, 1 and 2 load one block each, hold s = a "
-        "+ b in a register, and store their block of y. The last two lanes of program 2 are empty.",
+        "Ten elements of a and b in blocks of 4, 4 and 2. Programs 0, 1 and 2 load one block each, hold "
+        f"{held} in a register, and store their block of y. The last two lanes of program 2 are empty.",
     )
 
 
@@ -256,26 +256,27 @@ def _residual_norm() -> Picture:
     )
 
 
-def _top_two() -> Picture:
+def _top_two(p: str = ".00 .49 .00 .49 .01") -> Picture:
+    first, best, third, _, last = p.split()
     draw = _Drawing("Each round takes the largest probability that is left, the first one if two are equal")
     rows = (
         ("x", (2, 7, 1, 7, 3, None, None, None), ()),
-        ("p", (".00", ".49", ".00", ".49", ".01", None, None, None), ()),
-        ("round 1", (".00", ".49", ".00", ".49", ".01", -1, -1, -1), (1,)),
-        ("round 2", (".00", -1, ".00", ".49", ".01", -1, -1, -1), (3,)),
+        ("p", (first, best, third, best, last, None, None, None), ()),
+        ("round 1", (first, best, third, best, last, -1, -1, -1), (1,)),
+        ("round 2", (first, -1, third, best, last, -1, -1, -1), (3,)),
     )
     for at, (name, values, wins) in enumerate(rows):
         y = at * 34
         draw.text(0, y + SIDE / 2, name)
         draw.row(60, y, values, [FUSED if each in wins else MEMORY for each in range(8)], wide=36)
         for each in wins:
-            draw.text(360, y + SIDE / 2, f"takes index {each}, value .49")
+            draw.text(360, y + SIDE / 2, f"takes index {each}, value {best}")
     return draw.done(
         600,
         132,
         "One row of 5 elements in a block of 8, with k = 2: 2, 7, 1, 7, 3. Positions past the row's end have "
-        "a probability of -1. Round 1 takes index 1, with .49; its probability becomes -1. Round 2 takes "
-        "index 3, with .49.",
+        f"a probability of -1. Round 1 takes index 1, with {best}; its probability becomes -1. Round 2 takes "
+        f"index 3, with {best}.",
     )
 
 
@@ -295,7 +296,7 @@ def _register_tile() -> Picture:
     )
 
 
-def _linear_tile() -> Picture:
+def _linear_tile(then: str = "bias, activation") -> Picture:
     draw = _Drawing("A program steps along K, one slice of x and one of W at a time")
     draw.box(190, 0, 150, 90)
     draw.text(180, 45, "Wᵀ, K × N", "end")
@@ -311,14 +312,14 @@ def _linear_tile() -> Picture:
     draw.line((104, 147), (242, 147))
     draw.line((264, 52), (264, 130))
     draw.text(352, 128, "acc += slice of x @ slice of Wᵀ,")
-    draw.text(352, 150, "then bias, activation, rounding")
+    draw.text(352, 150, f"then {then}, rounding")
     draw.text(352, 172, "and one store")
     return draw.done(
         566,
         214,
         "Each program computes one tile of y. In each step it loads a slice of x's rows and a slice of the "
-        "columns of W transposed, and adds their product to acc. After the last step it adds the bias, "
-        "applies the activation, rounds, and stores.",
+        "columns of W transposed, and adds their product to acc. After the last step follow "
+        f"{then}, rounding and one store.",
     )
 
 
@@ -644,6 +645,7 @@ def picture(exercise: str, **options: str) -> Picture:
     """Return an exercise's picture by the exercise's number.
 
     Args:
-        options: "04" takes `keep`, one of the rules in `KEPT` for keeping an element.
+        options: "03" takes `held`, what stays in a register; "04" takes `keep`, one of the rules in `KEPT` for keeping
+            an element; "06" takes `p`, the five probabilities; "08" takes `then`, what follows the sum.
     """
     return PICTURES[exercise](**options)

@@ -244,8 +244,8 @@ def test_students_do_not_see_hidden_checks(graded_class):
 def test_junit_is_nbvals(graded_class):
     suites = ElementTree.parse(graded_class[1] / "junit.xml").getroot().findall("testsuite")
     counts = {suite.get("name"): (suite.get("tests"), suite.get("failures")) for suite in suites}
-    assert counts[f"right/{NAME}"] == ("11", "0")
-    assert counts[f"forged/{NAME}"] == ("11", "5")
+    assert counts[f"right/{NAME}"] == ("12", "0")
+    assert counts[f"forged/{NAME}"] == ("12", "5")
     assert set(counts) == {f"{student}/{NAME}" for student in ("right", "forged", "loud")}
 
 

@@ -93,7 +93,8 @@ def backward(grad_y, x, gate, weight, eps):
     to_x, to_gate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in "xg")
     lanes = triton.next_power_of_2(n)
     backward_kernel[(count,)](
-        *(each.contiguous() for each in (grad_y, x, gate)), weight, to_x, to_gate, parts, rows, n, eps,
+        *(each.contiguous() for each in (grad_y, x, gate)),
+        weight, to_x, to_gate, parts, rows, n, eps,
         KIND={torch.float32: tl.float32, torch.float64: tl.float64}[wide], LANES=lanes,
         num_warps=min(32, max(4, lanes // 256)),
     )  # fmt: skip
