@@ -645,7 +645,7 @@ def picture(exercise: str, **options: str) -> Picture:
     """Return an exercise's picture by the exercise's number.
 
     Args:
-        options: "03" takes `held`, what stays in a register; "04" takes `keep`, one of the rules in `KEPT` for keeping
-            an element; "06" takes `p`, the five probabilities; "08" takes `then`, what follows the sum.
+        options: "03" takes `held`, the register's content; "04" takes `keep`, one of the rules in `KEPT` for keeping
+            an element; "06" takes `p`, the five probabilities; "08" takes `then`, the steps after the sum.
     """
     return PICTURES[exercise](**options)
