@@ -90,13 +90,9 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
     return tuple(_row(entry, held_out.device_of(record.gpu)) for entry in entries)
 
 
-def held_out_rows(kind: str = "") -> tuple[Row, ...]:
-    """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled"."""
-    return _held_out_rows(kind)
-
-
-@functools.cache  # which keeps f() and f("") apart
-def _held_out_rows(kind: str) -> tuple[Row, ...]:
+@functools.cache
+def held_out_rows(kind: str) -> tuple[Row, ...]:
+    """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled", of rows if ""."""
     record = held_out.record(kind)
     known = record["code_by"] == held_out.COMPILER
     rows = (_row(entry, held_out.device_of(record["gpu"])) for entry in record["times"])
@@ -150,7 +146,7 @@ def grouped() -> dict[str, tuple[Row, ...]]:
         "fitted": rows(),
         "sweep, fitted": sweep_rows(fitted=True),
         "sweep, held out": sweep_rows(fitted=False),
-        "held out": held_out_rows(),
+        "held out": held_out_rows(""),
         "tiled": tiled_rows(),
         "tiled, held out": held_out_rows("_tiled"),
     }

@@ -34,19 +34,23 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
             raise TypeError(f"{operation} takes {taken}, got {name} of {tensor.dtype}: convert it with .to(dtype)")
         if first is None:
             first_name, first = name, tensor
-        elif tensor.dtype != first.dtype:
+        if tensor.dtype != first.dtype:
             raise TypeError(
                 f"{operation} takes one dtype, got {first_name} of {first.dtype} and {name} of {tensor.dtype}: "
                 f"convert one with .to(dtype)"
             )
-        elif tensor.device != first.device:
-            raise ValueError(
-                f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
-                f"{tensor.device}: move one with .to(device)"
-            )
+        _check_one_device(operation, first_name, first, name, tensor)
         check_dense(operation, name, tensor)
     if not (first.is_cuda or first.is_meta or (first.is_cpu and runtime.interprets())):
         raise ValueError(f"{operation} runs on the GPU here, got tensors on {first.device}: move them with .cuda()")
+
+
+def _check_one_device(operation: str, first_name: str, first: Tensor, name: str, tensor: Tensor) -> None:
+    if tensor.device != first.device:
+        raise ValueError(
+            f"{operation} takes tensors on one device, got {first_name} on {first.device} and {name} on "
+            f"{tensor.device}: move one with .to(device)"
+        )
 
 
 def check_dense(operation: str, name: str, tensor: torch.Tensor) -> None:
@@ -117,11 +121,7 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
             raise ValueError(
                 f"{operation} takes {name} of {of}, ({size},), got {tuple(vector.shape)}: pass one value per {unit}"
             )
-        if vector.device != x.device:
-            raise ValueError(
-                f"{operation} takes tensors on one device, got x on {x.device} and {name} on {vector.device}: "
-                f"move one with .to(device)"
-            )
+        _check_one_device(operation, "x", x, name, vector)
 
 
 def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -149,22 +149,12 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
             f"{operation} takes logits of (..., classes), and {tuple(logits.shape)} may be PyTorch's (N, classes, ...)"
             ": pass logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
         )
-    if labels.device != logits.device:
-        raise ValueError(
-            f"{operation} takes tensors on one device, got logits on {logits.device} and labels on {labels.device}: "
-            f"move one with .to(device)"
-        )
+    _check_one_device(operation, "logits", logits, "labels", labels)
     if logits.shape[-1] == 0 and labels.numel():
         raise ValueError(f"{operation} takes at least 1 class, got logits of 0 columns: no label is valid")
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x, not empty, as (rows, cols) with adjacent columns: a view if its strides allow it, else a copy."""
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """Return x, empty or not, as (rows, cols) with adjacent columns: a view if its strides allow it, else a copy."""
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
@@ -255,13 +245,8 @@ def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None
 
 
 # Smallest and largest value of arguments that share a name in all operations.
-LIMITS = {
-    "eps": (0, math.inf),
-    "p": (0, 1),
-    "label_smoothing": (0, 1),
-    "stride": (1, math.inf),
-    "padding": (0, math.inf),
-}
+LIMITS = {"p": (0, 1), "label_smoothing": (0, 1), "stride": (1, math.inf)}
+LIMITS |= dict.fromkeys(("eps", "padding"), (0, math.inf))
 
 # Unsupported arguments of PyTorch, FlashAttention-2 or Liger-Kernel, and their replacements: this is a course, not a
 # library.

@@ -51,7 +51,7 @@ def takes_descriptors(*matrices: torch.Tensor) -> bool:
 
 
 def described_rows(x: torch.Tensor) -> bool:
-    """Return whether a descriptor can describe as_matrix(x), without making the copy that as_matrix may need."""
+    """Return whether a descriptor can describe as_rows(x), without making the copy that as_rows may need."""
     try:
         rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), x.shape[-1])
     except RuntimeError:  # no view has these strides

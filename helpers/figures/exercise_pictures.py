@@ -217,7 +217,7 @@ def _norm_rows() -> Picture:
     )
 
 
-def _sum_and_norm(gate: bool = False) -> tuple[_Drawing, int]:
+def _sum_and_norm(gate: bool = False, by: str = "w") -> tuple[_Drawing, int]:
     draw = _Drawing("s stays in registers between its two uses")
     for y, name in ((0, "x"), (56, "r"), *(((112, "g"),) if gate else ())):
         draw.box(0, y, 44, SIDE, name)
@@ -229,30 +229,30 @@ def _sum_and_norm(gate: bool = False) -> tuple[_Drawing, int]:
     draw.line((206, 32), (236, 13), (410 if gate else 330, 13))
     end = 412 if gate else 332
     draw.box(end, 0, 44, SIDE, "s")
-    draw.line((194, 54), (194, 74), (216, 74))
-    draw.box(218, 58, 90, 32, "÷ rms × w", FUSED)
+    draw.line((194, 54), (194, 74), (212, 74))
+    draw.box(214, 58, 98, 32, f"÷ rms × {by}", FUSED)
     if gate:
-        draw.line((308, 74), (334, 74))
+        draw.line((312, 74), (334, 74))
         draw.box(336, 58, 40, 32, "×", FUSED)
         draw.line((44, 126), (198, 126))
         draw.box(200, 110, 124, 32, "g × sigmoid(g)", FUSED)
         draw.line((324, 126), (356, 126), (356, 92))
         draw.line((376, 74), (410, 74))
     else:
-        draw.line((308, 74), (330, 74))
+        draw.line((312, 74), (330, 74))
     draw.box(end, 61, 44, SIDE, "y")
     draw.text(end + 52, 13, "the next residual")
     draw.text(end + 52, 74, "the next matmul reads it" if gate else "this layer works on it")
     return draw, end
 
 
-def _residual_norm() -> Picture:
-    draw, _ = _sum_and_norm()
+def _residual_norm(by: str = "w") -> Picture:
+    draw, _ = _sum_and_norm(by=by)
     return draw.done(
         556,
         98,
         "x and r are added to s in registers. s is stored, as the next layer's residual, and divided by its "
-        "rms, times w, it is y, which this layer works on.",
+        f"rms, times {by}, it is y, which this layer works on.",
     )
 
 
@@ -645,7 +645,8 @@ def picture(exercise: str, **options: str) -> Picture:
     """Return an exercise's picture by the exercise's number.
 
     Args:
-        options: "03" takes `held`, the register's content; "04" takes `keep`, one of the rules in `KEPT` for keeping
-            an element; "06" takes `p`, the five probabilities; "08" takes `then`, the steps after the sum.
+        options: "03" takes `held`, the register's content; "04" takes `keep`, one of the rules in `KEPT` for keeping an
+            element; "05b" takes `by`, the factor; "06" takes `p`, the five probabilities; "08" takes `then`, the steps
+            after the sum.
     """
     return PICTURES[exercise](**options)

@@ -92,8 +92,7 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> s
     place = place_of(notebook, course["exercise"])
     kept, now = kept_in(place), int(time.time())
     for check, state in states.items():
-        above = {each: answers[each] for each in answers_above(check, course["original"]) if each in answers}
-        kept[check] = {"state": state, "answers": digest_of(above), "when": now}
+        kept[check] = {"state": state, "answers": digest_above(check, course["original"], answers), "when": now}
     try:
         place.parent.mkdir(exist_ok=True)
         # Write next to the file and rename, so that no reader sees half of it.
@@ -128,8 +127,10 @@ def answers_above(check: str, original: list[dict]) -> list[str]:
     return [cell["id"] for cell in before if cell["answer"]]
 
 
-def digest_of(answers: dict[str, str]) -> str:
-    text = json.dumps({answer: source.strip() for answer, source in answers.items()}, sort_keys=True)
+def digest_above(check: str, original: list[dict], answers: dict[str, str]) -> str:
+    """Return a digest of the answers above a check; one that the notebook lacks is not in it."""
+    above = {each: answers[each].strip() for each in answers_above(check, original) if each in answers}
+    text = json.dumps(above, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -164,11 +165,11 @@ def progress_of(notebook: Path) -> Progress | None:
     hidden = sum(cell["points"] for cell in course["original"] if "points" in cell and cell["id"] not in points)
     kept = kept_in(place_of(notebook, course["exercise"]))
     kept = {check: kept[check] for check in points if check in kept}
-    counting = {}
-    for check, entry in kept.items():
-        above = answers_above(check, course["original"])
-        if entry["answers"] == digest_of({each: answers[each] for each in above if each in answers}):
-            counting[check] = entry
+    counting = {
+        check: entry
+        for check, entry in kept.items()
+        if entry["answers"] == digest_above(check, course["original"], answers)
+    }
     return Progress(
         course["exercise"],
         {check: entry["state"] for check, entry in counting.items()},

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
-from kernels.arguments import as_autocast_says, as_matrix, cdiv, check_linear, check_option, check_together, given
+from kernels.arguments import as_autocast_says, as_rows, cdiv, check_linear, check_option, check_together, given
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled.linear_act import empty_result, linear_act, linear_act_kernel
 from kernels.tiled.linear_act import settings as linear_settings
@@ -97,9 +97,9 @@ def run(x, gate, up, act: str, keep_products: bool, launch=_launch) -> tuple[Ten
     h = empty_result(x, gate)
     g, u = (like(h), like(h)) if keep_products else (None, None)
     if h.numel():
-        results = [None if each is None else as_matrix(each) for each in (h, g, u)]
+        results = [None if each is None else as_rows(each) for each in (h, g, u)]
         with torch.cuda.device_of(x):
-            launch(*(as_matrix(each) for each in (x, gate, up)), *results, act)
+            launch(*(as_rows(each) for each in (x, gate, up)), *results, act)
     return h, g, u
 
 
@@ -152,8 +152,8 @@ def _gradients(of_products, needed, grad_h: Tensor, x: Tensor, gate: Tensor, up:
     grad_g, grad_u = of_products(grad_h, g, u, act)
     return (
         grad_g @ gate + grad_u @ up if to_x else None,
-        as_matrix(grad_g).T @ as_matrix(x) if to_gate else None,
-        as_matrix(grad_u).T @ as_matrix(x) if to_up else None,
+        as_rows(grad_g).T @ as_rows(x) if to_gate else None,
+        as_rows(grad_u).T @ as_rows(x) if to_up else None,
     )
 
 

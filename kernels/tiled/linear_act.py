@@ -31,7 +31,7 @@ from kernels import costs
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import (
     as_autocast_says,
-    as_matrix,
+    as_rows,
     autocasts,
     cdiv,
     check_linear,
@@ -124,10 +124,10 @@ def run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool, 
     y = empty_result(x, weight)
     s = like(y) if keep_sum else None
     if y.numel():
-        matrices = [None if each is None else as_matrix(each.contiguous()) for each in (residual, y, s)]
+        matrices = [None if each is None else as_rows(each.contiguous()) for each in (residual, y, s)]
         bias = None if bias is None else bias.contiguous()
         with torch.cuda.device_of(x):
-            launch(as_matrix(x), as_matrix(weight), bias, *matrices, act, tf32)
+            launch(as_rows(x), as_rows(weight), bias, *matrices, act, tf32)
     return y, s
 
 
@@ -186,7 +186,7 @@ def gradient_of_sum(grad_y: Tensor, s: Tensor, act: str) -> tuple[Tensor, Tensor
     grad_s = like(s)
     if s.numel() == 0:
         return grad_s, torch.zeros(s.shape[-1], dtype=s.dtype, device=s.device)
-    grad_y = as_matrix(grad_y)
+    grad_y = as_rows(grad_y)
     rows, cols = grad_y.shape
     chosen = backward_settings(s.dtype)
     tiles = cdiv(cols, chosen["BLOCK_COLS"])
@@ -206,12 +206,12 @@ def _gradients(of_sum, needed, grad_y: Tensor, x: Tensor, weight: Tensor, s: Ten
     torch.backends.cuda.matmul."""
     to_x, to_weight, to_bias, to_residual, *_ = needed
     if act is None:
-        grad_s, grad_bias = grad_y, as_matrix(grad_y).sum(0) if to_bias else None
+        grad_s, grad_bias = grad_y, as_rows(grad_y).sum(0) if to_bias else None
     else:
         grad_s, grad_bias = of_sum(grad_y, s, act)
     return (
         grad_s @ weight if to_x else None,
-        as_matrix(grad_s).T @ as_matrix(x) if to_weight else None,
+        as_rows(grad_s).T @ as_rows(x) if to_weight else None,
         grad_bias if to_bias else None,
         grad_y if to_residual else None,
     )

@@ -69,7 +69,7 @@ def product_kernel(a_ptr, b_ptr, c_ptr, SIZE: tl.constexpr, STEPS: tl.constexpr)
 
 
 def without_tiles():
-    return {"fitted": rows(), "held out": held_out_rows()}
+    return {"fitted": rows(), "held out": held_out_rows("")}
 
 
 # Against the recorded times
@@ -110,7 +110,7 @@ def test_a_sample_of_that_half_is_predicted_within_a_fifth():
 
 @pytest.mark.long
 def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
-    same = [row.error for row in as_timed(held_out_rows())]
+    same = [row.error for row in as_timed(held_out_rows(""))]
     if not same:
         pytest.skip("the machine code that was timed is known for another Triton")
     assert len(same) >= 60, "many kernels have changed since: time them again, by benchmarks/held_out.py"
@@ -118,7 +118,7 @@ def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
     assert median <= 0.08
     assert most <= 0.20
     assert max(map(abs, same)) <= 0.35
-    eager = [row for row in held_out_rows() if row.version == "eager"]
+    eager = [row for row in held_out_rows("") if row.version == "eager"]
     assert summary([row.error for row in eager])[1] <= 0.55
     assert all(0.5 <= row.measured / row.prediction.time <= 4 for row in eager if row.prediction.unsure)
     assert summary([row.error for row in eager if not row.prediction.unsure])[0] <= 0.15
@@ -249,7 +249,7 @@ def test_what_is_far_off_in_a_sample_of_the_sweep_is_named_as_unsure():
 
 @pytest.mark.long
 def test_eager_times_that_are_far_off_are_named_as_unsure():
-    rows = [row for row in held_out_rows() if row.version == "eager" and not row.prediction.unsure]
+    rows = [row for row in held_out_rows("") if row.version == "eager" and not row.prediction.unsure]
     assert max(abs(row.error) for row in rows) <= 0.40
     assert summary([row.error for row in rows])[1] <= 0.30
 
