@@ -68,7 +68,8 @@ def drifted() -> list[str]:
 
 def frames(page, paper: str, ink: str) -> list[Image.Image]:
     """Return the film's frames on a page, from first to last, with the line of text shown while it plays."""
-    style = f"background: {paper}; margin: 0; padding: 8px 12px; --jp-content-font-color0: {ink}"
+    colours = f"background: {paper}; --jp-layout-color0: {paper}; --jp-content-font-color0: {ink}"
+    style = f"{colours}; margin: 0; padding: 8px 12px"
     hidden = ".fusion-film-controls { display: none !important } .fusion-film { min-height: 0 }"
     page.set_content(f"<style>{FilmStage._css}{hidden}</style><body style='{style}'><div></div></body>")
     script = str(FilmStage._esm).replace("export default", "window.stage =")

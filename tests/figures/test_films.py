@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -47,6 +47,18 @@ def test_the_animations_bytes_are_the_meters_and_its_times_the_record():
     assert scene.seconds == pytest.approx(
         max(counter.value for counter in scene.counters if "µs" in counter.text) / 1e6
     )
+
+
+def test_the_registers_name_is_right_below_its_box():
+    """With what leaves the chip below the name."""
+    scene = traffic_animation(H200).scenes["add + GELU"]
+    names = [note for note in scene.notes if note.text == "register"]
+    sums = [note for note in scene.notes if note.text == "a + b" and note.align == "center"]
+    assert len(names) == len(sums) == 2
+    for name, total in zip(names, sums, strict=True):
+        [bottom] = [y + h for x, y, w, h in scene.boxes if x + w / 2 == total.x and y < total.y < y + h and w < 60]
+        assert 9 <= name.y - bottom <= 12
+        assert not [each for each in scene.movers if name.y - 8 < each.y0 < name.y and each.y0 == each.y1]
 
 
 def test_where_the_bytes_are_still_to_be_found_the_animation_counts_none():
@@ -355,6 +367,135 @@ def test_on_a_phone_nothing_is_cut_and_text_is_as_large(film, chromium):
     assert drawn["scale"] > 0.8
     assert drawn["smallest"] >= 11.99
     assert drawn["cut"] == []
+
+
+BOXES = """() => [...document.querySelectorAll('.fusion-film-chart svg text')].filter((text) => text.textContent)
+    .map((text) => [text.textContent, text.getBoundingClientRect()])
+    .map(([text, {left, top, right, bottom}]) => ({text, box: [left, top, right, bottom]}))"""
+
+
+def seek(page, percent):
+    page.evaluate(
+        """percent => {
+            const slider = document.querySelector('input[type=range]');
+            slider.value = percent;
+            slider.dispatchEvent(new Event('input'));
+        }""",
+        percent,
+    )
+
+
+def touching(found):
+    """Pairs of texts in one line with less than 3 pixels between them, or one above the other by more than 1 pixel."""
+    return [
+        (one["text"], other["text"])
+        for one, other in combinations(found, 2)
+        for a, b in [(one["box"], other["box"])]
+        if min(a[2], b[2]) - max(a[0], b[0]) > -3 and min(a[3], b[3]) - max(a[1], b[1]) > 1
+    ]
+
+
+def test_texts_that_touch_are_found():
+    boxes = {"a": [0, 0, 30, 12], "b": [31, 0, 60, 12], "c": [0, 10, 20, 22], "d": [63, 0, 70, 12]}
+    assert touching([{"text": text, "box": box} for text, box in boxes.items()]) == [("a", "b"), ("a", "c")]
+
+
+@pytest.mark.parametrize("film", ON_A_PHONE)
+@pytest.mark.parametrize("width", [358, 820])
+def test_no_text_of_a_film_touches_another(film, width, chromium):
+    """In every scene, as its counters begin and as they end."""
+    page = bare_page(chromium, FilmStage, film.data(), (width + 32, 1200), f"width: {width}px")
+    for name in film.scenes:
+        if len(film.scenes) > 1:
+            page.locator("select").select_option(name)
+        for percent in (0, 100):
+            seek(page, percent)
+            assert touching(page.evaluate(BOXES)) == [], (name, percent)
+    page.close()
+
+
+DARK = {"--jp-layout-color0": "#131516", "--jp-content-font-color0": "#e3e5e8"}  # of the site: page and text
+
+
+def dark_page(chromium, film):
+    colours = "; ".join(f"{name}: {colour}" for name, colour in DARK.items())
+    return bare_page(chromium, FilmStage, film.data(), (852, 900), f"width: 820px; {colours}")
+
+
+def contrasts(page, places):
+    """WCAG 2.1's contrast ratio of each place of a film, as it is painted, with the dark page."""
+    pixels = page.evaluate(
+        """places => {
+            const canvas = document.querySelector('canvas'), context = canvas.getContext('2d');
+            const scale = canvas.width / document.querySelector('.fusion-film-chart svg').viewBox.baseVal.width;
+            return places.map(([x, y]) => [...context.getImageData(x * scale, y * scale, 1, 1).data]);
+        }""",
+        places,
+    )
+
+    def light(colour):
+        parts = [part / 255 for part in colour]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) + 0.05
+
+    paper = bytes.fromhex(DARK["--jp-layout-color0"][1:])
+    seen = [[a / 255 * part + (1 - a / 255) * own for part, own in zip(rgb, paper, strict=True)] for *rgb, a in pixels]
+    return [light(colour) / light(paper) for colour in seen]
+
+
+@pytest.mark.parametrize("film", ON_A_PHONE)
+def test_on_a_dark_page_nothing_that_a_film_shows_vanishes(film, chromium):
+    page = dark_page(chromium, film)
+    scene = next(iter(film.scenes.values()))
+    for percent in (0, 50, 100):
+        seek(page, percent)
+        time = scene.seconds * percent / 100
+        shown = [bar for bar in scene.bars if bar.end <= time and bar.width * bar.height > 4]
+        middles = [(bar.x + bar.width / 2, bar.y + bar.height / 2) for bar in shown]
+        found = dict(zip(middles, contrasts(page, middles), strict=True))
+        assert {place: ratio for place, ratio in found.items() if ratio < 2.98} == {}, percent  # 3, rounded to a colour
+    page.close()
+
+
+@pytest.mark.parametrize("colour", [FUSED, UNFUSED])
+def test_what_was_read_differs_on_a_dark_page_from_what_is_to_be_read(chromium, colour):
+    levels = (
+        Bar(0, 0, 90, 20, 0, 0, colour, 0.25),
+        Bar(30, 0, 30, 20, 0, 0, colour, 0.5),
+        Bar(60, 0, 30, 20, 0, 0, colour),
+    )
+    page = dark_page(chromium, Film({"levels": Animation((100, 50), 1.0, 1.0, "µs", 1.0, "A title", bars=levels)}))
+    to_read, read, written = contrasts(page, [(15, 10), (45, 10), (75, 10)])
+    assert 3 <= to_read < read / 1.15 < written / 1.15**2
+    page.close()
+
+
+def test_a_film_follows_the_page_from_light_to_dark(chromium):
+    film = Film(
+        {"faint": Animation((100, 50), 1.0, 1.0, "µs", 1.0, "A title", bars=(Bar(0, 0, 90, 20, 0, 0, FUSED, 0.25),))}
+    )
+    page = bare_page(chromium, FilmStage, film.data(), (852, 900), "width: 820px")
+    assert page.evaluate(PIXEL, [45, 10])[3] == 64
+    for name, colour in DARK.items():
+        page.evaluate("([name, colour]) => document.documentElement.style.setProperty(name, colour)", [name, colour])
+    page.wait_for_function(f"({PIXEL})([45, 10])[3] === 255")
+    page.close()
+
+
+def test_no_name_lies_under_a_bar():
+    """A bar is painted over the names: in the dark it is not as transparent as in the light."""
+    for film in FILMS:
+        for scene in (*film.scenes.values(), *(film._narrow.values() if isinstance(film._narrow, dict) else ())):
+            for note in scene.notes:
+                wide = 6 * len(note.text)
+                left = note.x - {"left": 0, "center": wide / 2, "right": wide}[note.align]
+                under = [
+                    bar
+                    for bar in scene.bars
+                    if min(left + wide, bar.x + bar.width) - max(left, bar.x) > 2
+                    and min(note.y, bar.y + bar.height) - max(note.y - 8, bar.y) > 2
+                ]
+                assert under == [], note.text
 
 
 def test_stacked_panels_keep_what_they_show(chromium):

@@ -1,7 +1,34 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
-const LINE = 17; // pixels between the lines of a title
+const LINE = 19; // pixels between the lines of a title
 const LETTER = 12; // pixels of a text above its baseline
 const ALIGNED = { left: "start", center: "middle", right: "end" };
+const [FAINTEST, STRONGEST] = [3, 5]; // contrast on a dark page: of the faintest bar, and of one without opacity
+
+const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+// WCAG 2.1's contrast ratio of two colours, each #rrggbb.
+const contrast = (one, other) => {
+  const [low, high] = [one, other].map((colour) => parts(colour)
+    .map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, place) => sum + [0.2126, 0.7152, 0.0722][place] * part, 0.05)).sort((a, b) => a - b);
+  return high / low;
+};
+const mixed = (one, other, share) => {
+  const to = parts(other);
+  return `#${parts(one).map((part, place) => Math.round(part + (to[place] - part) * share).toString(16).padStart(2, "0")).join("")}`;
+};
+// The least that must be mixed into a colour to stand out from the page so much.
+const reaching = (wanted, page, one, other) => {
+  const shares = Array.from({ length: 101 }, (_, percent) => percent / 100);
+  return mixed(one, other, shares.find((share) => contrast(mixed(one, other, share), page) >= wanted) ?? 1);
+};
+// On a light page a colour is what it is, and opacity makes it lighter. On a dark one opacity would make it vanish: the
+// faintest has FAINTEST all the same, and what is too dark at full strength has as much of the text's colour as it needs.
+const tinted = (colour, page, ink) => {
+  const known = [page, ink].every((each) => /^#[0-9a-f]{6}$/.test(each));
+  if (!known || contrast(page, "#ffffff") < contrast(page, "#000000")) return { strong: colour };
+  const strong = reaching(STRONGEST, page, colour.toLowerCase(), ink);
+  return { strong, faint: reaching(FAINTEST, page, page, strong) };
+};
 
 // The scene for a narrow page: objects right of `split` move below the others, and no gap is high.
 function stacked(scene, { split, size, title, upper, lower }) {
@@ -53,6 +80,19 @@ function render({ model, el }) {
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   let scene, context, canvas, moving, texts, chosen, time = 0, playing = null;
+  let tints = new Map(), themed = "";
+  const tint = (colour) => {
+    if (!tints.has(colour)) tints.set(colour, tinted(colour, ...themed.split(" ")));
+    return tints.get(colour);
+  };
+  const lookAtTheme = () => {
+    const { outlineColor, color } = getComputedStyle(canvas);
+    const now = [outlineColor, color].map((each) => {
+      context.fillStyle = each; // gives #rrggbb back, unless it is transparent
+      return context.fillStyle.replaceAll(" ", "");
+    }).join(" ");
+    if (now !== themed) [themed, tints] = [now, new Map()];
+  };
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
   const counted = ([, text, , , value, start, end, digits]) => {
@@ -84,18 +124,24 @@ function render({ model, el }) {
     if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) [canvas.width, canvas.height] = wanted;
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
-    for (const [x, y, w, h, start, end, colour, opacity] of scene.bars) {
-      if (time < start) continue;
-      const part = end > start ? Math.min(1, (time - start) / (end - start)) : 1;
+    lookAtTheme();
+    const shown = scene.bars.filter(([, , , , start]) => time >= start).map(([x, y, w, h, start, end, colour, opacity]) => (
+      { x, y, h, w: w * (end > start ? Math.min(1, (time - start) / (end - start)) : 1), opacity, ...tint(colour) }));
+    for (const { x, y, w, h, opacity, faint } of shown) {
+      if (!faint || opacity === 1) continue;
+      context.fillStyle = faint;
+      context.fillRect(x, y, w, h);
+    }
+    for (const { x, y, w, h, opacity, strong } of shown) {
       context.globalAlpha = opacity;
-      context.fillStyle = colour;
-      context.fillRect(x, y, w * part, h);
+      context.fillStyle = strong;
+      context.fillRect(x, y, w, h);
     }
     context.globalAlpha = 1;
     for (const [x0, y0, x1, y1, w, h, start, end, colour] of scene.movers) {
       if (time <= start || time >= end) continue;
       const part = (time - start) / (end - start);
-      context.fillStyle = colour;
+      context.fillStyle = tint(colour).strong;
       context.fillRect(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h);
     }
     const numbers = scene.counters.map(counted);
@@ -190,6 +236,7 @@ function render({ model, el }) {
   el.addEventListener("click", (event) => {
     if (!event.target.closest("button, input, select")) slider.focus({ preventScroll: true });
   });
+  chart.addEventListener("transitionend", () => paint()); // the page has become dark, or light
   choose(0);
   const resized = new ResizeObserver(() => {
     const fits = (chart.clientWidth < NARROW && narrow[chosen]) || scenes[chosen][1];

@@ -21,7 +21,7 @@ from helpers.figures.frame.chart import Chart, plain, with_still
 from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
-LINE = 17  # pixels between the lines of a title, here and in animation.js
+LINE = 19  # pixels between the lines of a title, here and in animation.js
 HEADINGS = 24  # pixels below a film's top, where its panels begin
 ROOM = 10  # pixels: the highest gap on a narrow page
 TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter

@@ -9,7 +9,7 @@ from helpers.instruments.fusion.plan import FusionPlan
 from helpers.style import FUSED, LIMIT, UNFUSED, WRONG
 
 ASKED, ANSWERED = 1.0, 2.0  # of the clock: when an edge is fused or refused, and when the next one is asked
-FAINT = 0.3  # opacity of an operation
+EDGE = 3  # pixels: of an operation that shares a kernel
 LEGEND = {UNFUSED: "through memory", FUSED: "in one kernel", LIMIT: "asked", WRONG: "refused"}
 SWATCH = 10  # pixels
 LETTER = 7.2  # pixels: an upper estimate
@@ -144,7 +144,7 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
             kernels -= 1
             bars.append(Bar(*joint, answered, answered, FUSED))
             for each in sorted({number, number + 1} - coloured):
-                bars.append(Bar(*layout.operation(each), answered, answered, FUSED, FAINT))
+                bars += _frame(layout.operation(each), answered)
             coloured |= {number, number + 1}
             fell = f"{si(moved[number], 'B')} become {si(moved[number + 1], 'B')}, in {kernels} kernels"
             told.append((answered, f"Yes: {edge.reason}. {fell}."))
@@ -180,6 +180,14 @@ def _shown(place: tuple[float, float, float, float], start: float, end: float, c
     """A box that stays where it is, visible between two times."""
     x, y, width, height = place
     return MovingBox(x, y, x, y, width, height, start, end, colour)
+
+
+def _frame(place: tuple[float, float, float, float], start: float) -> list[Bar]:
+    """A box's edge, so that the name in it stays readable."""
+    x, y, width, height = place
+    sides = [(x, y, EDGE, height), (x + width - EDGE, y, EDGE, height)]
+    sides += [(x, y, width, EDGE), (x, y + height - EDGE, width, EDGE)]
+    return [Bar(*side, start, start, FUSED) for side in sides]
 
 
 def chain_animation(plan: FusionPlan) -> Film:

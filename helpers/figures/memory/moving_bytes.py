@@ -15,7 +15,7 @@ WIDTH, BESIDE = 620, 20  # pixels
 CELL, ROW = (14.4, 15), 26
 MEMORY, CHIP = 58, 190  # tops
 BUS = 16  # pixels wide, at the right of memory and chip
-UNIT, REGISTER = (56, 22), (48, 16)  # a unit of the chip, and the register on the wire between the two
+UNIT, REGISTER = (56, 22), (48, 22)  # a unit of the chip, and the register on the wire between the two
 SUM = PURPLE  # what makes the useless trip
 ITEM = 4  # bytes of a number
 CROSSING = 2.0  # turns that a tile is in flight; one leaves at each turn
@@ -91,14 +91,17 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         for one, other in pairwise(units):
             start = units[one] + sizes[one][0]
             boxes.append((start, CHIP + 20 + UNIT[1] / 2, units[other] - start, 0.1))
-        notes.append(Note("register", units["register"] + REGISTER[0] / 2, CHIP + 67, "center"))
+        notes.append(Note("register", units["register"] + REGISTER[0] / 2, CHIP + 52, "center"))
         for number, (name, tile, inwards) in enumerate(steps):
             paint = SUM if name == "a + b" else colour
             x, y = left + 40 + tile * CELL[0], rows[name] + 8
             unit = {"y": "GELU", "a + b": "GELU" if inwards else "register"}.get(name, "add")
             # A tile in leaves memory at its turn; one out leaves the chip once its inputs have arrived.
             start = (number if inwards else number - 1 + CROSSING) * turn
-            inside = units[unit] + sizes[unit][0] / 2 - CELL[0] / 2, CHIP + (6 if inwards else 45)
+            inside = (
+                units[unit] + sizes[unit][0] / 2 - CELL[0] / 2,
+                CHIP + (6 if inwards else 57),
+            )  # below the register's name
             corners = [(x, y + 2), (bus + 1, y + 2), (bus + 1, inside[1]), inside]
             movers += _trip(corners if inwards else corners[::-1], start, start + CROSSING * turn, paint)
             end = start + CROSSING * turn

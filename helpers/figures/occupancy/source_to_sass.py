@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from itertools import accumulate
 
 from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack
 from helpers.instruments.resources import Resources
@@ -11,6 +12,7 @@ from helpers.style import LIMIT, PALETTE
 SPLIT, WIDTH = 336, 646  # pixels: where the machine code begins, and the end of it
 LETTERS = 50  # of a line of Triton, before it is folded
 TOP, LINE, ROW = 58, 24, 15  # the first row's top; heights of a line of Triton and of an instruction
+FOLDED = 14  # height of each further line of a line of Triton
 MARK = (10, 10)  # of a line's colour
 REGISTER = (28, 22)
 IN_A_ROW = 10  # registers
@@ -55,15 +57,16 @@ def compiler_animation(compiled: Resources) -> Film:
     lines = sorted({each.line for each in instructions if each.source and not each.source.strip().startswith("def ")})
     colours = dict(zip(lines, PALETTE, strict=False))
     sources = {each.line: each.source.strip() for each in instructions}
-    place = {line: TOP + LINE * number for number, line in enumerate(lines)}
+    parts = {line: textwrap.wrap(sources[line], LETTERS, subsequent_indent="  ") for line in lines}
+    heights = [LINE + FOLDED * (len(parts[line]) - 1) for line in lines]
+    place = dict(zip(lines, accumulate(heights, initial=TOP), strict=False))
     seconds = len(instructions) + 1.0
     movers, bars, boxes, told = [], [], [], [(0.0, "The compiler takes the kernel apart, instruction by instruction.")]
     notes = [Note("Triton: what a block does", 0, 40, bold=True)]
     notes.append(Note(f"{compiled.device.name}'s machine code: what a thread does", SPLIT, 40, bold=True))
     for line, y in place.items():
         bars.append(Bar(0, y, *MARK, 0.0, 0.0, colours[line]))
-        parts = textwrap.wrap(sources[line], LETTERS, subsequent_indent="  ")
-        notes += [Note(part, 16, y + 9 + 12 * number) for number, part in enumerate(parts)]
+        notes += [Note(part, 16, y + 9 + FOLDED * number) for number, part in enumerate(parts[line])]
     for number, each in enumerate(instructions):
         y, colour = TOP + ROW * number, colours.get(each.line, LIMIT)
         notes.append(Note(each.text, SPLIT + 16, y + 9))
@@ -73,7 +76,7 @@ def compiler_animation(compiled: Resources) -> Film:
             count = sum(other.line == each.line for other in instructions[: number + 1])
             told.append((float(number), f"Line {lines.index(each.line) + 1}, instruction {count} of it: {each.text}."))
         bars.append(Bar(SPLIT, y, *MARK, number + FLIGHT, number + FLIGHT, colour))
-    top = TOP + LINE * len(lines) + 42
+    top = TOP + sum(heights) + 42
     notes.append(Note(f"{compiled.registers} registers per thread", 0, top - 10, bold=True))
     slots = [
         (REGISTER[0] * (number % IN_A_ROW), top + (REGISTER[1] + 22) * (number // IN_A_ROW))
