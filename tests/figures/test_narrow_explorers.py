@@ -60,6 +60,15 @@ SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) 
 }).filter((each) => each.seen)"""
 
 
+# Numbers below an axis whose letters reach up to their tick, or to the axis where it has none.
+STRUCK = """() => [...document.querySelectorAll('.fusion-chart [id^=xtick_] text')].filter((text) => {
+    const at = text.getBoundingClientRect(), tick = text.closest('[id^=xtick_]').querySelector('use');
+    if (!tick || !text.textContent.trim() || !at.width || getComputedStyle(text).visibility !== 'visible') return false;
+    const size = parseFloat(getComputedStyle(text).fontSize) * Math.abs(text.getScreenCTM().d);
+    return at.bottom - size < tick.getBoundingClientRect().bottom + 0.5;
+}).map((text) => text.textContent)"""
+
+
 MARKS = """() => [...document.querySelectorAll('.fusion-moving :is(rect, path, circle, polygon)')].filter((mark) => {
     const at = mark.getBoundingClientRect(), svg = mark.closest('svg').getBoundingClientRect();
     return at.width + at.height > 0 && getComputedStyle(mark).visibility === 'visible' &&
@@ -114,6 +123,7 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         assert page.locator(".fusion-heading").inner_text()
         assert page.evaluate(MARKS) >= 1
         assert crossing(found) == []
+        assert page.evaluate(STRUCK) == []
     finally:
         page.close()
 
@@ -152,6 +162,24 @@ def test_the_line_below_says_what_the_picture_does_not(chromium):
         page.close()
 
 
+@pytest.mark.parametrize(
+    "explorer", [figures.OccupancyExplorer(), figures.OccupancyExplorer("H100", threads=128, registers=32)]
+)
+def test_the_sweeps_of_occupancy_use_the_page(chromium, explorer):
+    """Each is as wide as the page, and all three with the SM above them are no higher than a window of a phone."""
+    page = shown(chromium, explorer)
+    try:
+        sweeps = page.locator(".fusion-moving [data-sweep]").evaluate_all(
+            "paths => paths.map((path) => path.getBoundingClientRect().width)"
+        )
+        assert len(sweeps) == 3
+        assert min(sweeps) > 0.7 * 351
+        assert page.locator(".fusion-chart").bounding_box()["height"] < 780
+        assert crossing(page.evaluate(SEEN)) == []
+    finally:
+        page.close()
+
+
 @pytest.mark.long
 def test_a_graph_has_a_layout_for_a_phone(chromium):
     page = shown(chromium, fusion_simulator(GATED[0], *GATED[1]))
@@ -172,11 +200,15 @@ def test_an_sms_bars_leave_room_for_their_names(chromium):
     page = shown(chromium, figures.OccupancyExplorer())
     try:
         bars = page.locator(".fusion-moving svg").first.locator("[data-bar]")
-        gaps = bars.evaluate_all("""bars => bars.map((bar) => {
-            const name = bar.previousElementSibling.previousElementSibling.getBoundingClientRect();
-            return bar.nextElementSibling.getBoundingClientRect().left - name.right;
+        found = bars.evaluate_all("""bars => bars.map((bar) => {
+            const number = bar.previousElementSibling, box = bar.nextElementSibling.getBoundingClientRect();
+            const [name, value] = [number.previousElementSibling, number].map((text) => text.getBoundingClientRect());
+            return {apart: value.left - name.right, above: box.top - Math.max(name.bottom, value.bottom) + 2,
+                    inside: box.right - value.right + 1, wide: box.width, high: box.height};
         })""")
-        assert len(gaps) == 3
-        assert min(gaps) > 0
+        assert len(found) == 3
+        assert min(value for each in found for value in each.values()) > 0, found
+        assert min(each["wide"] for each in found) > 320
+        assert min(each["high"] for each in found) >= 14
     finally:
         page.close()

@@ -10,6 +10,7 @@ const SENTENCE = 0.55; // of the page's width: a longer text that reaches beyond
 const SETTLING = 9; // passes for a picture to settle, which is drawn smaller as its letters reach further
 const PASSES = 120;
 const EXPONENT = 8; // points: smaller text is raised, and stays smaller
+const RISE = 0.76; // of a letter's size: above its baseline
 const LARGEST = 1.35; // pixels of a part's point: its text has then as many as it needs
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
 const REST = 300; // ms without a move, after which the kernel hears where a slider is
@@ -80,6 +81,7 @@ function render({ model, el }) {
   let own = []; // the same before letters grew
   let told = []; // texts that are too long for it
   let bar = 0; // points: the height of its lowest bars
+  let flat = 0; // times its height: a part that is narrower than the page; 0: its shape is kept
   const letters = []; // of each part, where it has smaller ones
   const stretches = []; // of each row's height, where its letters need it
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
@@ -93,7 +95,7 @@ function render({ model, el }) {
   // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
   const grow = (layers, scales, longest) => {
     const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, scales[number] ?? chart.clientWidth / WIDE]));
-    const grown = (size, scale, wanted) => (size < EXPONENT ? size * Math.max(1, wanted / 9 / scale) : Math.max(size, wanted / scale));
+    const grown = (size, scale, wanted) => (size < EXPONENT ? size * Math.max(1, wanted / 9 / scale) : Math.max(flat ? 0 : size, wanted / scale));
     const found = drawings.flatMap(([drawing, number, scale]) =>
       [...drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")].map((text) => (
         { text, number, size: grown((text.points ??= parseFloat(getComputedStyle(text).fontSize)), scale, letters[number] ?? LETTERS[0]) })));
@@ -101,6 +103,13 @@ function render({ model, el }) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
     }
+    // Numbers below an axis grow downwards, or they would reach into it.
+    const hanging = found.filter(({ text }) => text.closest("[id^=xtick_]"));
+    const downs = hanging.map(({ text, size }) => {
+      const { a, d } = text.ownerSVGElement.getScreenCTM() ?? { a: 1, d: 1 };
+      return Math.max(0, RISE * (size * a / d - text.points));
+    });
+    hanging.forEach(({ text }, number) => (text.style.translate = downs[number] ? `0 ${downs[number]}px` : ""));
     const isLong = (text) => {
       const { x, width } = text.getBBox();
       return width >= longest && (rows.length > 0 || x < 0 || x + width > WIDE);
@@ -121,7 +130,7 @@ function render({ model, el }) {
       if (own.bottom < lowest - 2) return;
       const over = boxes.filter((each) => each.top < own.top - 2 && each.left < own.right && own.left < each.right);
       const shift = Math.max(0, ...over.map(({ bottom }) => bottom - own.top));
-      if (shift && shift < own.height) text.style.translate = `0 ${shift / scale}px`;
+      if (shift && shift < 2 * own.height) text.style.translate = `0 ${shift / scale}px`;
     });
   };
   // A crowded picture is drawn higher, its letters and round marks as they were.
@@ -288,10 +297,12 @@ function render({ model, el }) {
     const longest = 0.97 * Math.max(...first.map(([, , width]) => width));
     const numbers = rows.map((row) => row.map((each) => windows.indexOf(each)));
     const ofRow = (row) => layers.flatMap((drawings) => numbers[row].map((number) => drawings[number])).filter(Boolean);
-    const least = chart.clientWidth / LARGEST;
+    const widths = own.map((row) => row.reduce((sum, [, , width]) => sum + width, 0));
+    const least = widths.map((width) => (flat ? Math.min(width, chart.clientWidth / LARGEST) : chart.clientWidth / LARGEST));
+    if (flat) widths.forEach((width, row) => width < chart.clientWidth / LARGEST && (stretches[row] ??= flat));
     keepOwn(layers, first);
     for (let pass = 0; pass < PASSES; pass++) {
-      const wide = rows.map((row) => Math.max(least, row.reduce((sum, [, , width]) => sum + width, 0)));
+      const wide = rows.map((row, place) => Math.max(least[place], row.reduce((sum, [, , width]) => sum + width, 0)));
       const wides = windows.map((_, number) => wide[numbers.findIndex((row) => row.includes(number))]);
       rows.forEach((_, row) => thicken(row, chart.clientWidth / wide[row]));
       rows.forEach((_, row) => heighten(ofRow(row), stretches[row] ?? 1));
@@ -367,7 +378,7 @@ function render({ model, el }) {
   const POSITIONS = ["first", "second", "third"];
   const positions = POSITIONS.map((name) => model.get(name));
   const show = () => {
-    const frame = frameOf(model.get("data"), positions);
+    const frame = frameOf(model.get("data"), positions, narrow);
     put(moving, frame.svg);
     fit();
     text = `${frame.text} ${model.get("said").text}`.trim();
@@ -381,8 +392,8 @@ function render({ model, el }) {
     work("");
     reached = null;
     still.innerHTML = model.get("still");
-    const { parts = "", bar: lowest = 0 } = still.querySelector("svg")?.dataset ?? {};
-    bar = Number(lowest);
+    const { parts = "", bar: lowest = 0, flat: flattened = 0 } = still.querySelector("svg")?.dataset ?? {};
+    [bar, flat] = [lowest, flattened].map(Number);
     rows = parts.split(";").filter(Boolean).map((row) => row.split(",").map((each) => each.split(" ").map(Number)));
     own = structuredClone(rows);
     if (narrow) put(still, model.get("still"));

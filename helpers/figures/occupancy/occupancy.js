@@ -44,7 +44,7 @@ const panelSvg = (sm, resource, block, limiting, more) => {
   const y = (warps) => (bottom - ((bottom - top) * warps) / most).toFixed(1);
   const warpsAt = (value) => warpsOn(sm, { ...block, [key]: value });
   const mark = (value, fill) =>
-    `<rect x="-3.5" y="-3.5" width="7" height="7" fill="${fill}" stroke="currentColor"` +
+    `<rect x="-3.5" y="-3.5" width="7" height="7" fill="${fill}" stroke="currentColor" data-mark="${y(warpsAt(value))}"` +
     ` transform="translate(${x(value)} ${y(warpsAt(value))}) rotate(45)"/>`;
   const own = block[key];
   const others = RESOURCES.map((name) => (name === "shared memory" ? "size" : name)).filter((name) => name !== key);
@@ -74,11 +74,12 @@ const panelSvg = (sm, resource, block, limiting, more) => {
   );
 };
 
-// The SM: a bar for each resource, which its blocks fill from the left. Where the next would not fit, it is dashed.
-const smSvg = (sm, block, blocks, limiting) => {
-  const { top, height, step, left: indent, right: room, colours } = sm.sm;
-  const start = sm.panels.threads.left + indent;
-  const width = sm.panels["shared memory"].right - room - start;
+// The SM: a bar for each resource, which its blocks fill from the left. Where the next would not fit, it is dashed. On a
+// narrow page its name and number stand above it.
+const smSvg = (sm, block, blocks, limiting, narrow) => {
+  const { top, height, step, left: indent, right: room, colours } = narrow ? sm.sm.narrow : sm.sm;
+  const start = narrow ? 0 : sm.panels.threads.left + indent;
+  const width = narrow ? sm.sm.narrow.width : sm.panels["shared memory"].right - room - start;
   const warps = Math.ceil(block.threads / 32);
   const ofWarp = Math.ceil((block.registers * 32) / sm.register_unit) * sm.register_unit;
   const size = Math.ceil((block.size + sm.reserved) / sm.unit) * sm.unit;
@@ -101,10 +102,11 @@ const smSvg = (sm, block, blocks, limiting) => {
       ? `<rect x="${(start + wide * blocks + 2).toFixed(1)}" y="${y + 2}" width="${left.toFixed(1)}" height="${height - 4}"` +
         ` fill="none" stroke="${sm.wrong}" stroke-dasharray="4 2"/>` : "";
     const weight = limiting.includes(resource) ? "bold" : "normal";
-    const text = (x, said, anchor) => `<text x="${x}" y="${y + height / 2 + 3}" text-anchor="${anchor}" font-weight="${weight}">${said}</text>`;
+    const line = narrow ? y - 4 : y + height / 2 + 3;
+    const text = (x, said, anchor) => `<text x="${x}" y="${line}" text-anchor="${anchor}" font-weight="${weight}">${said}</text>`;
     return (
-      text((start - 6).toFixed(1), name, "end") +
-      text((start + width + 6).toFixed(1), `${written(one * blocks)} of ${written(total)}${unit}`, "start") +
+      text(narrow ? 0 : (start - 6).toFixed(1), name, narrow ? "start" : "end") +
+      text(narrow ? width : (start + width + 6).toFixed(1), `${written(one * blocks)} of ${written(total)}${unit}`, narrow ? "end" : "start") +
       `<g data-bar="${resource}">${filled}</g>${box(start, width, `fill="none" stroke="${sm.grey}"`)}${rest}`
     );
   }).join("");
@@ -119,7 +121,7 @@ const tableHtml = (allowed) => {
   );
 };
 
-const frameOf = (sm, [first, second, third]) => {
+const frameOf = (sm, [first, second, third], narrow) => {
   const block = {
     threads: sm.values.threads[first],
     registers: sm.values.registers[second],
@@ -145,7 +147,7 @@ const frameOf = (sm, [first, second, third]) => {
     svg:
       sm.opening +
       `<text class="fusion-title" x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="${STYLE.titleSize}" font-weight="bold">${title}</text>` +
-      smSvg(sm, block, blocks, limiting) +
+      smSvg(sm, block, blocks, limiting, narrow) +
       RESOURCES.map((resource) => panelSvg(sm, resource, block, limiting, more)).join("") +
       "</svg>",
     text:

@@ -39,11 +39,13 @@ PANELS = {
     "shared memory": ("shared memory per block (KB)", 228 * 1024, 48 * 1024),
 }
 SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for it, where the names differ
-OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
+OWN_LINE, FREEING_LINE = 5, 18  # points above a panel
 TITLE_FROM_TOP = 14  # points
 # The SM above the panels, in points: a bar for each resource, which blocks fill from the left.
 SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 136, 134
 SM_HEIGHT = 3 * BAR_STEP + 20
+# On a narrow page, above all else: each bar below its name, as wide as the page.
+NARROW_TOP, NARROW_STEP, NARROW_WIDTH = -75, 28, 260
 BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
 
 
@@ -205,6 +207,13 @@ def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
             "left": BAR_LEFT,
             "right": BAR_RIGHT,
             "colours": BLOCKS,
+            "narrow": {
+                "top": NARROW_TOP,
+                "height": BAR_HEIGHT - 2,
+                "step": NARROW_STEP,
+                "width": NARROW_WIDTH,
+                "colours": BLOCKS,
+            },
         },
         "wrong": WRONG,
         "register_unit": REGISTER_UNIT,
@@ -260,11 +269,12 @@ class OccupancyExplorer(Explorer):
     """
 
     _parts = (
-        ((30, 20, 590, 72),),
-        ((0, 86, 203, 214),),
-        ((203, 86, 189, 214),),
-        ((392, 86, 184, 214),),
+        ((-2, NARROW_TOP - 13, NARROW_WIDTH + 4, 3 * NARROW_STEP + 2),),
+        ((0, 108, 203, 192),),
+        ((203, 108, 189, 192),),
+        ((392, 108, 184, 192),),
     )
+    _flat = 0.6
 
     def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
         occupancy(

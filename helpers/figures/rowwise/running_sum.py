@@ -94,13 +94,10 @@ def running_sum_axes() -> tuple[Figure, Axes, Axes]:
             axes.set_xticks([block * BLOCK - 0.5 for block in range(COLUMNS // BLOCK + 1)], [])
         above.set(ylim=SCORE_LIMITS, yticks=(-3, 0, 3), ylabel="score")
         below.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel="exp(score - max)")
-        for block in READ_BLOCKS:
-            below.annotate(
-                f"block {block}", ((block - 0.5) * BLOCK - 0.5, 0), (0, -14), textcoords="offset points", ha="center"
-            )
-        below.annotate(
-            "dashed: before this block was read", (0.5, 0), (0, -28), "axes fraction", "offset points", ha="center"
-        )
+        middles = [(block - 0.5) * BLOCK - 0.5 for block in READ_BLOCKS]
+        below.set_xticks(middles, [f"block {block}" for block in READ_BLOCKS], minor=True)
+        below.tick_params(axis="x", which="minor", length=0, pad=6)
+        below.set_xlabel("dashed: before this block was read")
     return figure, above, below
 
 
