@@ -1,5 +1,7 @@
 """What tests of figures share: texts of a still picture, and a live stage on a bare page."""
 
+from itertools import combinations
+
 
 def assert_texts_lie_apart(figure) -> None:
     """Every text of the figure and of its first axes lies on the picture and none on another."""
@@ -29,3 +31,13 @@ def bare_page(chromium, stage, data, size: tuple[int, int], style: str = "", **o
         f"data => {{ {script}; stage.render({{model: {{get: () => data}}, el: document.body.lastChild}}); }}", data
     )
     return page
+
+
+def touching(found):
+    """Pairs of texts in one line with less than 3 pixels between them, or one above the other by more than 1 pixel."""
+    return [
+        (one["text"], other["text"])
+        for one, other in combinations(found, 2)
+        for a, b in [(one["box"], other["box"])]
+        if min(a[2], b[2]) - max(a[0], b[0]) > -3 and min(a[3], b[3]) - max(a[1], b[1]) > 1
+    ]

@@ -2,13 +2,13 @@
 
 import json
 import re
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from drawn import TAKES_ARROWS, bare_page
+from drawn import TAKES_ARROWS, bare_page, touching
 from torch.nn.functional import gelu, layer_norm
 
 from helpers.figures.attention.masked_tiles import MASKS, TILE, kinds, mask_animation
@@ -383,16 +383,6 @@ def seek(page, percent):
         }""",
         percent,
     )
-
-
-def touching(found):
-    """Pairs of texts in one line with less than 3 pixels between them, or one above the other by more than 1 pixel."""
-    return [
-        (one["text"], other["text"])
-        for one, other in combinations(found, 2)
-        for a, b in [(one["box"], other["box"])]
-        if min(a[2], b[2]) - max(a[0], b[0]) > -3 and min(a[3], b[3]) - max(a[1], b[1]) > 1
-    ]
 
 
 def test_texts_that_touch_are_found():

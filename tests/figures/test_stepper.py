@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from drawn import TAKES_ARROWS, bare_page
+from drawn import TAKES_ARROWS, bare_page, touching
 
 from helpers.figures import watch
 from helpers.figures.frame.stepper import PAINT, Stepper, _fill, word
@@ -516,6 +516,28 @@ def test_it_fits_a_narrow_page_and_has_names(page_of):
         "[...document.querySelectorAll('button, input, select')].filter(e => !e.getAttribute('aria-label')).length"
     )
     assert page.evaluate(unnamed) == 0
+
+
+NAMED = """() => [...document.querySelectorAll('.fusion-stepper-chart .name')].map((name) => {
+    const { left, top, right, bottom } = name.getBoundingClientRect();
+    return {text: name.textContent, box: [left, top, right, bottom]};
+}).filter(({ box }) => box[2] > box[0])"""
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_no_name_touches_another(page_of, width):
+    """Each in bold, as it is where its values change, and in capitals, the widest."""
+    shown, *_ = watched(added)
+    for grid in shown.scene.grids:
+        grid.name = "BLOCKS" if not grid.memory else grid.name
+    page = page_of(shown)
+    page.set_viewport_size({"width": width, "height": 844})
+    page.evaluate("document.body.lastChild.style.width = '100%'")
+    page.wait_for_function("width => Boolean(document.querySelector('.fusion-narrow')) === width < 480", arg=width)
+    page.add_style_tag(content=".fusion-stepper-chart .name { font-weight: bold }")
+    found = page.evaluate(NAMED)
+    assert len(found) > 5
+    assert touching(found) == []
 
 
 SEEN = """() => [...document.querySelectorAll('g.memory, g.lanes')].filter((grid) => {

@@ -7,7 +7,7 @@ const [LEAST, WIDEST] = [300, 820]; // pixels: a picture's width, for which it i
 const NARROW = 480; // pixels: on a narrower page letters are larger, and numbers have larger cells
 const WORDS = 1.2; // how much larger
 const LABEL = 14; // above a grid
-const LETTERS = [7, 8]; // pixels: upper estimates of a label's letter, on a wide page and a narrow one
+const LETTERS = [11, 12]; // pixels: size of a label's letters, on a wide page and a narrow one
 const PINNED = 0.6; // of the view: memory that takes more of it scrolls away
 const WAYS = ["reading", "writing", "stray"];
 
@@ -79,8 +79,10 @@ function render({ model, el }) {
     return [grid, row * grid.columns + Math.round((x - grid.x) / grid.w), Math.round(w / grid.w), line];
   }));
   // Laid out for a width, so that letters keep their size: numbers have as many in a line as fit, tiles keep their shape.
+  const ruler = document.createElement("canvas").getContext("2d");
   const laidOut = (room) => {
     const slim = room < NARROW;
+    ruler.font = `bold ${LETTERS[Number(slim)]}px ${getComputedStyle(el).fontFamily || "sans-serif"}`; // bold where lit
     const tensors = grids.filter((grid) => grid.memory && !grid.words);
     const all = tensors.reduce((sum, { columns }) => sum + columns, 0);
     const placed = grids.map((grid) => {
@@ -98,7 +100,7 @@ function render({ model, el }) {
     const flow = (some, from) => {
       let x = 0, y = from, lowest = from;
       for (const grid of some) {
-        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, LETTERS[Number(slim)] * grid.name.length);
+        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, ruler.measureText(grid.name).width + 2);
         if (x && x + width > room) [x, y] = [0, lowest];
         [grid.x, grid.y] = [x, y];
         x += width + (slim ? 6 : 12);
