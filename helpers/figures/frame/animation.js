@@ -5,27 +5,24 @@ const ALIGNED = { left: "start", center: "middle", right: "end" };
 const [FAINTEST, STRONGEST] = [3, 5]; // contrast on a dark page: of the faintest bar, and of one without opacity
 
 const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-// WCAG 2.1's contrast ratio of two colours, each #rrggbb.
-const contrast = (one, other) => {
-  const [low, high] = [one, other].map((colour) => parts(colour)
-    .map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, place) => sum + [0.2126, 0.7152, 0.0722][place] * part, 0.05)).sort((a, b) => a - b);
-  return high / low;
-};
+// The luminance of a colour, #rrggbb, as the contrast ratio of WCAG 2.1 takes it.
+const luminance = (colour) => parts(colour)
+  .map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, part, place) => sum + [0.2126, 0.7152, 0.0722][place] * part, 0.05);
 const mixed = (one, other, share) => {
   const to = parts(other);
   return `#${parts(one).map((part, place) => Math.round(part + (to[place] - part) * share).toString(16).padStart(2, "0")).join("")}`;
 };
-// The least that must be mixed into a colour to stand out from the page so much.
+// The least that must be mixed into a colour to stand out so much from a dark page.
 const reaching = (wanted, page, one, other) => {
   const shares = Array.from({ length: 101 }, (_, percent) => percent / 100);
-  return mixed(one, other, shares.find((share) => contrast(mixed(one, other, share), page) >= wanted) ?? 1);
+  return mixed(one, other, shares.find((share) => luminance(mixed(one, other, share)) >= wanted * luminance(page)) ?? 1);
 };
 // On a light page a colour is what it is, and opacity makes it lighter. On a dark one opacity would make it vanish: the
 // faintest has FAINTEST all the same, and what is too dark at full strength has as much of the text's colour as it needs.
 const tinted = (colour, page, ink) => {
   const known = [page, ink].every((each) => /^#[0-9a-f]{6}$/.test(each));
-  if (!known || contrast(page, "#ffffff") < contrast(page, "#000000")) return { strong: colour };
+  if (!known || luminance(page) > luminance(ink)) return { strong: colour };
   const strong = reaching(STRONGEST, page, colour.toLowerCase(), ink);
   return { strong, faint: reaching(FAINTEST, page, page, strong) };
 };

@@ -82,7 +82,8 @@ function render({ model, el }) {
   const ruler = document.createElement("canvas").getContext("2d");
   const laidOut = (room) => {
     const slim = room < NARROW;
-    ruler.font = `bold ${LETTERS[Number(slim)]}px ${getComputedStyle(el).fontFamily || "sans-serif"}`; // bold where lit
+    const family = getComputedStyle(el).fontFamily || ruler.font.split("px ")[1]; // none before it is on the page
+    ruler.font = `bold ${LETTERS[Number(slim)]}px ${family}`; // bold where its values change
     const tensors = grids.filter((grid) => grid.memory && !grid.words);
     const all = tensors.reduce((sum, { columns }) => sum + columns, 0);
     const placed = grids.map((grid) => {
