@@ -76,12 +76,14 @@ MARKS = """() => [...document.querySelectorAll('.fusion-moving :is(rect, path, c
 }).length"""
 
 
-def shown(chromium, explorer):
+def shown(chromium, explorer, width=351):
     """The explorer's stage on a page of 390 pixels, without a kernel."""
     stage = explorer._stage
     names = ("still", "data", "said", "doing", "first", "second", "third")
     page = chromium.new_page(viewport={"width": 390, "height": 900})
-    page.set_content(f"<style>{WIDE_FONT} {stage._css} svg {{ height: auto }}</style><div style='width: 351px'></div>")
+    page.set_content(
+        f"<style>{WIDE_FONT} {stage._css} svg {{ height: auto }}</style><div style='width: {width}px'></div>"
+    )
     values = json.loads(json.dumps({name: getattr(stage, name) for name in names}))
     script = str(stage._esm).replace("export default", "window.stage =")
     page.evaluate(
@@ -165,16 +167,17 @@ def test_the_line_below_says_what_the_picture_does_not(chromium):
 @pytest.mark.parametrize(
     "explorer", [figures.OccupancyExplorer(), figures.OccupancyExplorer("H100", threads=128, registers=32)]
 )
-def test_the_sweeps_of_occupancy_use_the_page(chromium, explorer):
+@pytest.mark.parametrize("width", [351, 358, 470])
+def test_the_sweeps_of_occupancy_use_the_page(chromium, explorer, width):
     """Each is as wide as the page, and all three with the SM above them are no higher than a window of a phone."""
-    page = shown(chromium, explorer)
+    page = shown(chromium, explorer, width)
     try:
         sweeps = page.locator(".fusion-moving [data-sweep]").evaluate_all(
             "paths => paths.map((path) => path.getBoundingClientRect().width)"
         )
         assert len(sweeps) == 3
-        assert min(sweeps) > 0.7 * 351
-        assert page.locator(".fusion-chart").bounding_box()["height"] < 780
+        assert min(sweeps) > 0.7 * width
+        assert page.locator(".fusion-chart").bounding_box()["height"] < 2.2 * width
         assert crossing(page.evaluate(SEEN)) == []
     finally:
         page.close()
@@ -196,8 +199,9 @@ def test_a_graph_has_a_layout_for_a_phone(chromium):
         page.close()
 
 
-def test_an_sms_bars_leave_room_for_their_names(chromium):
-    page = shown(chromium, figures.OccupancyExplorer())
+@pytest.mark.parametrize("width", [351, 358, 470])
+def test_an_sms_bars_leave_room_for_their_names(chromium, width):
+    page = shown(chromium, figures.OccupancyExplorer(), width)
     try:
         bars = page.locator(".fusion-moving svg").first.locator("[data-bar]")
         found = bars.evaluate_all("""bars => bars.map((bar) => {
@@ -208,7 +212,7 @@ def test_an_sms_bars_leave_room_for_their_names(chromium):
         })""")
         assert len(found) == 3
         assert min(value for each in found for value in each.values()) > 0, found
-        assert min(each["wide"] for each in found) > 320
+        assert min(each["wide"] for each in found) > 0.9 * width
         assert min(each["high"] for each in found) >= 14
     finally:
         page.close()

@@ -81,7 +81,7 @@ function render({ model, el }) {
   let own = []; // the same before letters grew
   let told = []; // texts that are too long for it
   let bar = 0; // points: the height of its lowest bars
-  let flat = 0; // times its height: a part that is narrower than the page; 0: its shape is kept
+  let flat = []; // of each row that is as wide as the page though its part is narrower: times its height
   const letters = []; // of each part, where it has smaller ones
   const stretches = []; // of each row's height, where its letters need it
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
@@ -95,7 +95,7 @@ function render({ model, el }) {
   // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
   const grow = (layers, scales, longest) => {
     const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, scales[number] ?? chart.clientWidth / WIDE]));
-    const grown = (size, scale, wanted) => (size < EXPONENT ? size * Math.max(1, wanted / 9 / scale) : Math.max(flat ? 0 : size, wanted / scale));
+    const grown = (size, scale, wanted) => (size < EXPONENT ? size * Math.max(1, wanted / 9 / scale) : Math.max(flat.length ? 0 : size, wanted / scale));
     const found = drawings.flatMap(([drawing, number, scale]) =>
       [...drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")].map((text) => (
         { text, number, size: grown((text.points ??= parseFloat(getComputedStyle(text).fontSize)), scale, letters[number] ?? LETTERS[0]) })));
@@ -298,8 +298,9 @@ function render({ model, el }) {
     const numbers = rows.map((row) => row.map((each) => windows.indexOf(each)));
     const ofRow = (row) => layers.flatMap((drawings) => numbers[row].map((number) => drawings[number])).filter(Boolean);
     const widths = own.map((row) => row.reduce((sum, [, , width]) => sum + width, 0));
-    const least = widths.map((width) => (flat ? Math.min(width, chart.clientWidth / LARGEST) : chart.clientWidth / LARGEST));
-    if (flat) widths.forEach((width, row) => width < chart.clientWidth / LARGEST && (stretches[row] ??= flat));
+    const most = chart.clientWidth / LARGEST;
+    const least = widths.map((width) => (flat.length ? Math.min(width, most) : most));
+    flat.forEach((share, row) => widths[row] < most && (stretches[row] ??= share));
     keepOwn(layers, first);
     for (let pass = 0; pass < PASSES; pass++) {
       const wide = rows.map((row, place) => Math.max(least[place], row.reduce((sum, [, , width]) => sum + width, 0)));
@@ -392,8 +393,9 @@ function render({ model, el }) {
     work("");
     reached = null;
     still.innerHTML = model.get("still");
-    const { parts = "", bar: lowest = 0, flat: flattened = 0 } = still.querySelector("svg")?.dataset ?? {};
-    [bar, flat] = [lowest, flattened].map(Number);
+    const { parts = "", bar: lowest = 0, flat: flattened = "" } = still.querySelector("svg")?.dataset ?? {};
+    bar = Number(lowest);
+    flat = flattened.split(" ").filter(Boolean).map(Number);
     rows = parts.split(";").filter(Boolean).map((row) => row.split(",").map((each) => each.split(" ").map(Number)));
     own = structuredClone(rows);
     if (narrow) put(still, model.get("still"));

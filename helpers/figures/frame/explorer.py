@@ -62,12 +62,13 @@ class Explorer(ABC):
 
     `_parts`: rows of windows (x, y, width, height) of the picture, as a narrow page shows it; none: all of it.
     `_bar`: points, the height of its lowest bars; a narrow page draws them at least 14 pixels high.
-    `_flat`: there a part that is narrower than the page is as wide, and as high as this share of that; 0: as it is.
+    `_flat`: of each row, for parts that a narrow page draws as wide as itself: their height, times what their own shape
+    would give; none: no part is drawn so wide.
     """
 
     _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()
     _bar: float = 0
-    _flat: float = 0
+    _flat: tuple[float, ...] = ()
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
@@ -109,9 +110,10 @@ class Explorer(ABC):
             self._stage.doing = ""
 
     def _with_parts(self, still: str) -> str:
-        for name, value in (("bar", self._bar), ("flat", self._flat)):
-            if value:
-                still = still.replace("<svg", f'<svg data-{name}="{value:g}"', 1)
+        if self._bar:
+            still = still.replace("<svg", f'<svg data-bar="{self._bar:g}"', 1)
+        if self._flat:
+            still = still.replace("<svg", f'<svg data-flat="{" ".join(f"{share:g}" for share in self._flat)}"', 1)
         rows = (",".join(" ".join(f"{each:g}" for each in window) for window in row) for row in self._parts)
         return still.replace("<svg", f'<svg data-parts="{";".join(rows)}"', 1) if self._parts else still
 

@@ -274,7 +274,7 @@ class OccupancyExplorer(Explorer):
         ((203, 108, 189, 192),),
         ((392, 108, 184, 192),),
     )
-    _flat = 0.6
+    _flat = (1, 0.6, 0.6, 0.6)
 
     def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
         occupancy(
