@@ -212,10 +212,14 @@ class SharedWatch:
         self._readers[0, cells] &= ~stale
         self._readers[1, cells] &= ~stale
         kept = self._unordered(reader, threads, read)
+        if self._clock.partial:  # only then does the second one count: keep that of another warp
+            second = self._second[cells]
+            apart = self._unordered(second, threads, self._read_second[cells]) & (second // WARP != threads // WARP)
+            kept &= ~apart | (reader // WARP != threads // WARP)
         self._second[cells[kept]], self._read_second[cells[kept]] = reader[kept], read[kept]
         self._reader[cells], self._read[cells] = threads, self._clock.now
         last = self._reader[cells]  # of the lanes that read it in this instruction
-        lost = last != threads
+        lost = np.flatnonzero(last != threads)[::-1]  # the first lane, of the farthest warp, stays
         self._second[cells[lost]], self._read_second[cells[lost]] = threads[lost], self._clock.now
         self._readers[0, cells[earlier | (last != threads)]] = True
         self._readers[1, cells[elsewhere | (last // WARP != threads // WARP)]] = True
@@ -361,6 +365,8 @@ class GlobalWatch:
         if shadow.read_to > low:
             before = shadow.reader[cells]
             other = (before != 0) & (before != who)
+            if shadow.any_second and other.any():
+                other &= self._apart(before, who) >= self._apart(shadow.second[cells], who)
             if other.any():
                 places = _places(cells, other)
                 shadow.second[places], shadow.read_second[places] = before[other], shadow.read[places]
@@ -368,10 +374,19 @@ class GlobalWatch:
         shadow.reader[cells], shadow.read[cells] = who, now
         if row:
             return
-        other = shadow.reader[cells] != who  # lanes that read it in this instruction
-        if other.any():
+        last = shadow.reader[cells]
+        other = np.flatnonzero(last != who)[::-1]  # lanes that read it in this instruction: the first one stays
+        if other.size:
+            if shadow.any_second:
+                held = self._apart(shadow.second[cells[other]], last[other])
+                other = other[self._apart(who[other], last[other]) >= held]
             shadow.second[cells[other]], shadow.read_second[cells[other]] = who[other], now
             shadow.any_second = True
+
+    def _apart(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        """Return how far apart threads are: 3 in two blocks, 1 in two warps, 0 in one, -1 if there is no first one."""
+        one, two = one - 1, two - 1
+        return np.where(one < 0, -1, 2 * (one // self._padded != two // self._padded) + (one // WARP != two // WARP))
 
     def _unordered(self, before, when, cells, who):
         """Return (indices, previous threads) of the accesses that nothing orders after those of `before`."""
