@@ -30,10 +30,10 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     float8, inline assembly, bfloat16 atomics, dot_scaled, map_elementwise, clocks    refused: they need a GPU
 
 Some differences remain. a*b + c is rounded twice here and often once on a GPU. Approximate divisions and exponentials
-are exact to the last bit but one. A reduction by your own function combines neighbours; a GPU takes any order, so the
-function must be commutative, and argmax of NaN may differ. Programs run one after another, so races don't show. Programs
-of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a wait that never ends
-is refused as a deadlock, as is a grid larger than the GPU's number of SMs.
+are exact to the last bit but one. A reduction by your own function combines neighbours; a GPU takes any order, so that
+the function must be commutative, and argmax of NaN may differ. Programs run one after another, so races don't show.
+Programs of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a wait that
+never ends is refused as a deadlock, as is a grid larger than the GPU's number of SMs.
 
 Raises (at import):
     RuntimeError: TRITON_INTERPRET is set, which would replace this interpreter with Triton's own.
