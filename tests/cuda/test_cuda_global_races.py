@@ -63,6 +63,9 @@ RACES = {
     "a volatile store, a plain load": "if (!threadIdx.x) *(volatile float*)out = x[i]; out[8 + i] = *out;",
     "a plain load after a fence, but no flag": "if (!threadIdx.x) { atomicAdd(out, x[i]); __threadfence(); }"
     "out[8 + i] = *out;",
+    "a flag that one thread saw": "volatile unsigned int* flag = &arrived;"
+    "if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; } if (blockIdx.x == 1 && !threadIdx.x) while (!*flag) {}"
+    "if (blockIdx.x == 1) out[8 + i] = out[0];",
     "a barrier of another half": 'out[i] = x[i]; asm volatile("bar.sync %0, 128;" :: "r"(1 + threadIdx.x / 128));'
     "out[1024 + i] = out[i ^ 128];",
     "lanes of another mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 16];",
@@ -154,6 +157,23 @@ SOUND = {
       float sum = out[i ^ 33];
       for (int far = 16; far; far /= 2) sum += warp.shfl_down(sum, far);
       if (warp.thread_rank() == 0) atomicAdd(&out[1024], sum);""",
+    "a flag that a lane of each warp saw": """
+      volatile unsigned int* flag = &arrived;
+      if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }
+      if (blockIdx.x) {
+        if (threadIdx.x % 32 == 0) while (!*flag) {}
+        __syncwarp();
+        out[8 + i] = out[0];
+      }""",
+    "a flag that one thread saw before a barrier": """
+      volatile unsigned int* flag = &arrived;
+      if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }
+      if (blockIdx.x) {
+        if (!threadIdx.x) while (!*flag) {}
+        __syncthreads();
+        if (threadIdx.x == 77) atomicAdd(&out[4], 1.f);
+        out[8 + i] = out[0];
+      }""",
     "a flag that is volatile": """
       volatile unsigned int* flag = &arrived;
       if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }

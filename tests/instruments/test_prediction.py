@@ -598,7 +598,7 @@ def test_a_products_rate_that_a_gpu_does_not_have_is_named():
     assert why.startswith("tl.dot of float64: no peak of another for it is known; counted at half of fp32's")
 
 
-def test_eager_softmax_is_four_kernels():
+def test_eager_softmax_reaches_another_share_of_the_bandwidth_at_each_width():
     """The shares of the bandwidth that stand beside its one constant, from the H100's sweep."""
     reached = {}
     for point in recorded_sweep().points:
