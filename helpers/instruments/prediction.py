@@ -194,8 +194,8 @@ THROUGHPUTS = {
     "reduction": Throughput(bandwidth=0.8, results=5.1),  # latency: _reduction_rounds
     "layer norm": Throughput(latency=0.8e-6, by_column=1.8e-9, bandwidth=0.52),
     "RMS norm": Throughput(latency=0.4e-6, by_column=1.4e-9, bandwidth=0.62),
-    # One number for several kernels. In bf16 on an H100 they reach 0.7 of the bandwidth with 256 to 1,024 columns (a warp
-    # per row), 0.5 with 2,048, 0.3 to 0.4 with 2,560 to 8,192, 0.6 with 16,384, and 0.45 from 65,536 on (read again).
+    # One number for several kernels, which reach, in bf16 on an H100, 0.7 of the bandwidth with 256 to 1,024 columns (a
+    # warp per row), 0.5 with 2,048, 0.3 to 0.4 with 2,560 to 8,192, 0.6 with 16,384, and 0.45 from 65,536 (read again).
     "softmax": Throughput(latency=1.9e-6, by_column=0.17e-9, bandwidth=0.45),
     "top-k": Throughput(latency=40e-6, bandwidth=0.045),
     "matrix product": Throughput(),

@@ -40,7 +40,8 @@ class Traffic:
         In CUDA C++ a race is two threads accessing the same place in shared memory, a tensor or a `__device__` variable
         when one of them writes, at least one access is neither atomic nor volatile, and no barrier or __syncwarp orders
         them. Blocks are ordered by a __threadfence and an atomic or volatile access in the first, and such an access in
-        the second, anywhere in memory: an atomic on the wrong address is not found. In global memory, stores of the
+        the second, by the thread itself or one before a barrier, anywhere in memory: an atomic on the wrong address is
+        not found. In global memory, stores of the
         same value don't race.
     elements: of the result, if it is one tensor and no tensor in the call has more; else None.
     result: the function's result.
