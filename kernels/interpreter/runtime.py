@@ -374,6 +374,7 @@ class Builder(interpreter.InterpreterBuilder):
             )
         lanes = interpreter.TensorHandle(_allowed("atomic", ptr.data, mask, val.data.dtype.itemsize), tl.int1)
         before = super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
+        np.copyto(before.data, _garbage(before.data.shape, before.data.dtype), where=~lanes.data)
         if lanes.data.size == 1 and lanes.data.all():
             exchanged = rmwOp == interpreter._ir.ATOMIC_OP.XCHG
             _tell_of_lock(ptr, sem, took=exchanged and not before.data.any() and bool(val.data.any()))

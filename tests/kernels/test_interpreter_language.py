@@ -213,3 +213,16 @@ def atomic_kernel(x_ptr, y_ptr, N: tl.constexpr):
 def test_an_atomic_of_a_block_at_one_pointer_is_refused():
     with pytest.raises(InterpreterError, match="an atomic takes one value per pointer: reduce the block first"):
         atomic_kernel[(1,)](torch.ones(8), torch.zeros(1), N=8)
+
+
+@triton.jit
+def masked_atomic_kernel(x_ptr, y_ptr, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.atomic_add(x_ptr + i, 1.0, mask=i < n))
+
+
+def test_an_atomic_returns_nothing_certain_in_masked_lanes():
+    x, y = torch.arange(8.0), torch.zeros(8)
+    masked_atomic_kernel[(1,)](x, y, 5, N=8)
+    assert x.tolist() == [1, 2, 3, 4, 5, 5, 6, 7]
+    torch.testing.assert_close(y, torch.tensor([0, 1, 2, 3, 4] + 3 * [torch.nan]), equal_nan=True)
