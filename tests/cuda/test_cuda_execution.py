@@ -141,6 +141,15 @@ def test_an_instruction_that_is_not_covered_is_named_with_its_line():
     assert x.item() == 0
 
 
+def test_an_atomic_of_a_vector_is_named_with_its_line():
+    source = """__global__ void k(float2* x) {
+      atomicAdd(x, make_float2(1, 2));
+    }"""
+    with pytest.raises(NotImplementedError, match=r"does not cover atom.global.add.v2.f32, line 2") as raised:
+        cuda_kernel(source, "k")[1, 32](torch.zeros(2))
+    assert "\n" not in str(raised.value)
+
+
 def test_a_lock_within_a_warp_is_handed_on():
     source = """__global__ void k(int* lock, int* count) {
       while (atomicCAS(lock, 0, 1) != 0) {}
