@@ -313,7 +313,7 @@ class Work:
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if not isinstance(value, numbers.Real) or not 0 <= value <= 1e300:  # so that sums stay finite, too
+            if not isinstance(value, numbers.Real) or not 0 <= value <= 1e300:  # sums must stay finite
                 got = "more" if isinstance(value, int) and value > 0 else repr(value)
                 raise ValueError(f"Work takes {name} from 0 to 1e300, got {got}")
 

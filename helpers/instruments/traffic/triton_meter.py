@@ -351,7 +351,7 @@ class TritonMeter:
                 seen = self._seen()
                 self._compare_with_earlier("write", "unsynchronised read", site, operand, footprint, base, seen)
                 if not interpreter_builder.volatile:
-                    # An atomic on the word itself doesn't tell which others are still to come.
+                    # After an atomic on the word itself, others may still follow.
                     seen = frozenset(at for at in seen if not origin + footprint.low <= at < origin + footprint.high)
                     self._compare_with_earlier("atomic", "unsynchronised read", site, operand, footprint, base, seen)
                 way = "volatile" if interpreter_builder.volatile else "read"
@@ -395,7 +395,7 @@ class TritonMeter:
                 self._report_race(kind, name, site, operand, footprint, base, seen)
 
     def _compare_with_own(self, kind, site, operand, pattern, base):
-        """Report an access to what another lane of this program touched, with no barrier between.
+        """Report an access to bytes that another lane of this program touched, with no barrier between.
 
         Not of a single element, which one thread stores and all load: which of them use the value isn't known.
         """
