@@ -313,8 +313,9 @@ class Work:
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
-                raise ValueError(f"Work takes {name} of at least 0, and finite, got {value!r}")
+            if not isinstance(value, numbers.Real) or not 0 <= value <= 1e300:  # sums must stay finite
+                got = "more" if isinstance(value, int) and value > 0 else repr(value)
+                raise ValueError(f"Work takes {name} from 0 to 1e300, got {got}")
 
     @property
     def bytes(self) -> float:

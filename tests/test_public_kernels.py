@@ -47,6 +47,9 @@ def test_public_kernels_run_and_are_right_or_refused_in_one_line():
     refused = {name for name, each in found.items() if each["outcome"] != "right"}
     assert refused == set(REFUSED)
     assert len(found) - len(refused) >= 0.8 * len(found)
+    hazards = {name: each["hazards"] for name, each in found.items() if each.get("hazards")}
+    assert {name: len(each) for name, each in hazards.items()} == {"fla: chunk_gla": 1}  # no false alarm
+    assert hazards["fla: chunk_gla"][0].startswith("uninitialised read of A")
     for name in refused:
         assert REFUSED[name] in found[name]["message"]
         assert "\n" not in found[name]["message"]

@@ -51,6 +51,7 @@ class BenchReport:
     kernels: each Triton launch, in order; PyTorch operators appear only in `prediction.launches`.
     roof: the roofline of the fastest units that a matmul runs on; without a matmul, of fp32.
     unknown_peak: a matmul's dtype without a known peak on the device; `roof` then only holds for bytes.
+    interpreted: the functions that launch Triton kernels, which run interpreted without a GPU.
     """
 
     functions: dict[str, Callable]
@@ -65,6 +66,7 @@ class BenchReport:
     difference: str | None
     reference_prediction: Prediction | None
     unknown_peak: str = ""
+    interpreted: frozenset[str] = frozenset()
 
     @property
     def work(self) -> Work:
@@ -74,11 +76,12 @@ class BenchReport:
 
     def times(self) -> dict[str, dict[str, Timing]]:
         """Return clock -> function -> seconds on this machine, alternating with the reference: "alone" and, on a GPU,
-        "call", the caller's cost per back-to-back call. Without a GPU, kernels are interpreted, so their times mean
-        nothing."""
+        "call", the caller's cost per back-to-back call. Without a GPU, a function that launches Triton kernels is named
+        "yours, interpreted": that is the interpreter's time."""
         calls = {name: lambda each=each: each(*self.inputs) for name, each in self.functions.items()}
         if not torch.cuda.is_available():
-            return {"alone": benchmark_together(calls, runs=3)}
+            named = {f"{name}, interpreted" if name in self.interpreted else name: each for name, each in calls.items()}
+            return {"alone": benchmark_together(named, runs=3)}
         return {"alone": benchmark_together(calls), "call": benchmark_together(calls, launches=True)}
 
     def __repr__(self):
@@ -162,6 +165,9 @@ def bench(
         difference=difference,
         reference_prediction=predictions.get("reference"),
         unknown_peak=next((dtype for dtype in dtypes if dtype not in known), ""),
+        interpreted=frozenset(
+            name for name, each in launches.items() if any(isinstance(launch, TritonLaunch) for launch in each)
+        ),
     )
 
 

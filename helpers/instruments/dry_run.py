@@ -462,6 +462,9 @@ class _Sampler:
             self._launches.pop()
         self._pending = None
 
+    def barrier(self):
+        self._meter.barrier()
+
     def lock(self, address, took):
         self._meter.lock(address, took)
 

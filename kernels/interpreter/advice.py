@@ -66,7 +66,7 @@ _MEANINGS = (
     (r"integer to be specialized too large", "an integer argument takes at most 64 bits: pass a smaller one"),
     (
         r"acc\.type\.element_ty == out_dtype",
-        "tl.dot adds to an acc of float32 and of its result's shape: start it as tl.zeros((rows, columns), tl.float32)",
+        "tl.dot's acc has its result's shape and out_dtype, float32 unless given: tl.zeros((rows, columns), out_dtype)",
     ),
     (
         r"Cannot make_shape_compatible: incompatible dimensions at index (\d+): (\d+) and (\d+)",

@@ -8,6 +8,7 @@ by 2**126 or more), they return the GPU's value.
 
 import ctypes
 import math
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -147,10 +148,6 @@ def _rsqrt64(x: np.ndarray) -> np.ndarray:
     return np.where(regular, s + 0.5 * s * error, y)
 
 
-def _integer_power(x: np.ndarray, n: np.ndarray) -> np.ndarray:
-    return np.power(x, n.astype(np.float64))
-
-
 def _ldexp(x: np.ndarray, n: np.ndarray) -> np.ndarray:
     return np.ldexp(x, np.clip(n, -5000, 5000))
 
@@ -177,56 +174,26 @@ def _fdim(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x) | np.isnan(y), np.nan, np.where(x > y, x - y, 0.0))
 
 
-def _saturate(x: np.ndarray) -> np.ndarray:
-    return np.fmin(np.fmax(x, 0.0), 1.0)
-
-
-def _fast_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.exp2(y * np.log2(x))
-
-
 def _fast_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     huge = (np.abs(y) > 2.0**126) & (np.abs(y) < 2.0**128)
     return np.where(huge, np.where(np.isinf(x), np.nan, np.copysign(0.0, x) * np.copysign(1.0, y)), x / y)
 
 
 # Functions that exist in fp32 and fp64, by the name of the fp64 symbol; computed in fp64.
+_NUMPYS = "floor ceil trunc rint sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh fmod copysign"
 _FLOATS = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "rint": np.rint,
+    **{name: getattr(np, name) for name in _NUMPYS.split()},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in "sin cos tan sinh cosh tanh".split()},
     "nearbyint": np.rint,
     "round": _round,
     "fabs": np.abs,
-    "sqrt": np.sqrt,
     "rsqrt": _rsqrt64,
-    "cbrt": np.cbrt,
     "rcbrt": lambda x: 1 / np.cbrt(x),
-    "exp": np.exp,
-    "exp2": np.exp2,
     "exp10": _exp10,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "log1p": np.log1p,
     "logb": _logb,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
     "sinpi": _sinpi,
     "cospi": _cospi,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
     "atan2": np.arctan2,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
     "hypot": _norm,
     "rhypot": lambda x, y: 1 / _norm(x, y),
     "norm3d": _norm,
@@ -243,24 +210,16 @@ _FLOATS = {
     "lgamma": _lgamma,
     "tgamma": _gamma,
     "pow": np.power,
-    "powi": _integer_power,
+    "powi": lambda x, n: np.power(x, n.astype(np.float64)),
     "ldexp": _ldexp,
     "scalbn": _ldexp,
-    "fmod": np.fmod,
     "remainder": _remainder,
     "fdim": _fdim,
-    "copysign": np.copysign,
 }
 FAST = {
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "exp": np.exp,
+    **{name: getattr(np, name) for name in "sin cos tan exp log log2 log10".split()},
     "exp10": _exp10,
-    "log": np.log,
-    "log2": np.log2,
-    "log10": np.log10,
-    "pow": _fast_power,
+    "pow": lambda x, y: np.exp2(y * np.log2(x)),
     "fdivide": _fast_divide,
 }
 
@@ -332,10 +291,6 @@ def _root(dtype, mode: str) -> Callable:
     return of
 
 
-def _nearest_rsqrt(x):
-    return (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)
-
-
 _WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 
 
@@ -363,13 +318,8 @@ def _unsigned(x: np.ndarray) -> np.ndarray:
 
 
 def _to_float(mode: str, name: str, dtype) -> Callable:
-    signed = not name.startswith("u")
-
-    def compute(x):
-        return x if signed else _unsigned(x)
-
     rounded = _rounded(lambda x: x, lambda x: x, dtype, mode)
-    return lambda x: rounded(compute(x))
+    return (lambda x: rounded(_unsigned(x))) if name.startswith("u") else rounded
 
 
 def _by_int(function: Callable, dtype=None) -> Callable:
@@ -447,14 +397,9 @@ def _functions() -> dict[str, Callable]:
     found |= _INTEGERS
     for mode in ("rn", "rz", "rd", "ru"):
         for letter, dtype in (("f", np.float32), ("d", np.float64)):
-            for name, ufunc in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide)):
-                exact = {
-                    "add": Fraction.__add__,
-                    "sub": Fraction.__sub__,
-                    "mul": Fraction.__mul__,
-                    "div": Fraction.__truediv__,
-                }
-                found[f"{letter}{name}_{mode}"] = _rounded(ufunc, exact[name], dtype, mode)
+            for name in ("add", "subtract", "multiply", "divide"):
+                exact = getattr(operator, {"subtract": "sub", "multiply": "mul", "divide": "truediv"}.get(name, name))
+                found[f"{letter}{name[:3]}_{mode}"] = _rounded(getattr(np, name), exact, dtype, mode)
             found[f"{letter}rcp_{mode}"] = _rounded(np.reciprocal, lambda x: 1 / x, dtype, mode)
             found[f"{letter}sqrt_{mode}"] = _root(dtype, mode)
         found[f"fmaf_{mode}"] = _rounded(_fma32, lambda x, y, z: x * y + z, np.float32, mode)
@@ -467,28 +412,19 @@ def _functions() -> dict[str, Callable]:
     found |= {
         "fmaf": found["fmaf_rn"],
         "fma": found["fma_rn"],
-        "frsqrt_rn": _nearest_rsqrt,
-        "saturatef": _in_fp64(_saturate, np.float32),
-        "nextafterf": np.nextafter,
-        "nextafter": np.nextafter,
-        "isnanf": _whether(np.isnan),
-        "isnand": _whether(np.isnan),
-        "isinff": _whether(np.isinf),
-        "isinfd": _whether(np.isinf),
+        "frsqrt_rn": _in_fp64(lambda x: 1 / np.sqrt(x), np.float32),
+        "saturatef": _in_fp64(lambda x: np.fmin(np.fmax(x, 0.0), 1.0), np.float32),
+        **dict.fromkeys(("nextafterf", "nextafter"), np.nextafter),
         "finitef": _whether(np.isfinite),
-        "isfinited": _whether(np.isfinite),
-        "signbitf": _whether(np.signbit),
-        "signbitd": _whether(np.signbit),
-        "ilogbf": lambda x: _ilogb(x).astype(np.int32),
-        "ilogb": lambda x: _ilogb(x).astype(np.int32),
+        **{f"{test}d": _whether(getattr(np, test)) for test in ("isnan", "isinf", "isfinite", "signbit")},
+        **{f"{test}f": _whether(getattr(np, test)) for test in ("isnan", "isinf", "signbit")},
+        **dict.fromkeys(("ilogbf", "ilogb"), lambda x: _ilogb(x).astype(np.int32)),
         "llrintf": _to_integer("rn", "ll", "float"),
         "llrint": _to_integer("rn", "ll", "double"),
         "llroundf": lambda x: _to_integer("rz", "ll", "float")(_round(x.astype(np.float64))),
         "llround": lambda x: _to_integer("rz", "ll", "double")(_round(x)),
-        "int_as_float": _seen_as(np.float32),
-        "uint_as_float": _seen_as(np.float32),
-        "float_as_int": _seen_as(np.int32),
-        "float_as_uint": _seen_as(np.int32),
+        **dict.fromkeys(("int_as_float", "uint_as_float"), _seen_as(np.float32)),
+        **dict.fromkeys(("float_as_int", "float_as_uint"), _seen_as(np.int32)),
         "longlong_as_double": _seen_as(np.float64),
         "double_as_longlong": _seen_as(np.int64),
         "hiloint2double": _hiloint2double,

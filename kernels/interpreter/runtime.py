@@ -30,9 +30,10 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     float8, inline assembly, bfloat16 atomics, dot_scaled, map_elementwise, clocks    refused: they need a GPU
 
 Some differences remain. a*b + c is rounded twice here and often once on a GPU. Approximate divisions and exponentials
-are exact to the last bit but one. Programs run one after another, so races don't show. Programs of a cooperative launch
-take turns, so that they can wait for each other's counters (resident.py): a wait that never ends is refused as a
-deadlock, as is a grid larger than the GPU's number of SMs.
+are exact to the last bit but one. A reduction by your own function combines neighbours; a GPU takes any order, so that
+the function must be commutative, and argmax of NaN may differ. Programs run one after another, so races don't show.
+Programs of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a wait that
+never ends is refused as a deadlock, as is a grid larger than the GPU's number of SMs.
 
 Raises (at import):
     RuntimeError: TRITON_INTERPRET is set, which would replace this interpreter with Triton's own.
@@ -46,6 +47,7 @@ import functools
 import inspect
 import linecache
 import math
+import operator
 import re
 import threading
 import time
@@ -151,6 +153,7 @@ def observed(observer):
     `withdraw()`: the launch just reported ended at a static assertion, and another will follow.
     `lock(address, took)`, after each atomic of one element but the relaxed, which order no other access. `took`:
         whether it acquired a lock, by a successful compare-and-swap or by exchanging 0 for something else.
+    `barrier()`, at each tl.debug_barrier and reduction.
     `resumed(index)`, in a cooperative launch, when a program resumes after others have run.
     `synchronised(address, acquires, releases)`, in a cooperative launch, after each atomic of one element.
     `product(left, right)`, called with the operands of each `tl.dot` as arrays; the matmul is then not computed. An
@@ -328,6 +331,7 @@ class Builder(interpreter.InterpreterBuilder):
     """Triton's interpreter, with its differences from the GPU corrected; reports memory accesses to the observer."""
 
     has_other = False  # whether the current load has `other`
+    volatile = False  # whether the last load is
 
     def unary_op(self, arg, op):
         _report(op, arg.data)
@@ -345,12 +349,14 @@ class Builder(interpreter.InterpreterBuilder):
         dtype = ptrs.get_element_ty()
         np_dtype = _np_dtype(dtype)
         raw = np.dtype(np.uint16) if np_dtype == BFLOAT16 else np_dtype
+        self.volatile = is_volatile
         lanes = _allowed("read", ptrs.data, mask, np_dtype.itemsize)
         if other is not None:
             fill = other.data.view(raw)
         else:
             shape = ptrs.data.shape
             fill = np.zeros(shape, raw) if self.has_other else _garbage(shape, np_dtype).view(raw)
+        self.has_other = False  # a block pointer's load doesn't set it
         return interpreter.TensorHandle(
             interpreter._interpreter.load(ptrs.data, lanes, fill, raw).view(np_dtype), dtype
         )
@@ -362,8 +368,13 @@ class Builder(interpreter.InterpreterBuilder):
     def create_atomic_rmw(self, rmwOp, ptr, val, mask, sem, scope):
         if val.data.dtype == BFLOAT16:
             raise NotImplementedError("atomics on bfloat16 need a GPU: accumulate in float32 instead")
+        if ptr.data.shape != val.data.shape:
+            raise ValueError(
+                "an atomic takes one value per pointer: reduce the block first, or give it a block of pointers"
+            )
         lanes = interpreter.TensorHandle(_allowed("atomic", ptr.data, mask, val.data.dtype.itemsize), tl.int1)
         before = super().create_atomic_rmw(rmwOp, ptr, val, lanes, sem, scope)
+        np.copyto(before.data, _garbage(before.data.shape, before.data.dtype), where=~lanes.data)
         if lanes.data.size == 1 and lanes.data.all():
             exchanged = rmwOp == interpreter._ir.ATOMIC_OP.XCHG
             _tell_of_lock(ptr, sem, took=exchanged and not before.data.any() and bool(val.data.any()))
@@ -424,6 +435,25 @@ class Builder(interpreter.InterpreterBuilder):
         exact = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
         return interpreter.TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
 
+    def create_umulhi(self, lhs, rhs):  # of the bits, whatever their sign
+        unsigned = (interpreter.TensorHandle(x.data.view(f"u{x.data.itemsize}"), x.dtype) for x in (lhs, rhs))
+        return interpreter.TensorHandle(super().create_umulhi(*unsigned).data.view(lhs.data.dtype), lhs.dtype.scalar)
+
+    def create_histogram(self, data, bins, mask):
+        values = data.data if mask is None else data.data[np.broadcast_to(mask.data, data.data.shape)]
+        if data.data.dtype.itemsize != 4:
+            raise TypeError(f"tl.histogram takes int32, got {data.dtype.scalar}: write x.to(tl.int32)")
+        _check_places(values, bins, f"tl.histogram of {bins} bins takes values from 0 to {bins - 1}")
+        return interpreter.TensorHandle(np.bincount(values.ravel(), minlength=bins).astype(np.int32), tl.int32)
+
+    def create_gather(self, src, indices, axis):
+        size = src.data.shape[axis]
+        _check_places(indices.data, size, f"tl.gather along {size} elements takes indices from 0 to {size - 1}")
+        return super().create_gather(src, indices, axis)
+
+    def create_barrier(self):
+        getattr(_observer, "barrier", bool)()
+
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         left, right = a.data, b.data
         if hasattr(_observer, "product"):
@@ -454,6 +484,12 @@ class Builder(interpreter.InterpreterBuilder):
     # GPU only
     def create_inline_asm(self, inlineAsm, constraints, values, type, isPure, pack):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
+
+
+def _check_places(values: np.ndarray, size: int, takes: str) -> None:
+    outside = values[(values < 0) | (values >= size)]
+    if outside.size:
+        raise ValueError(f"{takes}, got {int(outside[0])}: mask or clamp it, as a GPU doesn't check")
 
 
 # tl.dot's input_precision -> how many bfloat16 numbers each operand is split into.
@@ -511,16 +547,32 @@ class Reduce(interpreter.ReduceOps):
             total = np.expand_dims(total, tuple(range(len(input.shape))) if self.axis is None else self.axis)
         return self.to_tensor(total, input.dtype)
 
+    def apply_impl(self, input):
+        interpreter.interpreter_builder.create_barrier()
+        # Those of tl.argmin and tl.argmax; the indices may be the caller's own.
+        smallest = self.combine_fn == tl.standard._argmin_combine_tie_break_left
+        if not smallest and self.combine_fn != tl.standard._argmax_combine_tie_break_left:
+            return super().apply_impl(input)
+        data, index = (part.handle.data for part in input)
+        best = (np.min if smallest else np.max)(data, self.axis, keepdims=True)
+        index = np.where((data == best) | (data != data), index, index.max()).min(self.axis, keepdims=True)
+        found = (best, index) if self.keep_dims else (np.squeeze(best, self.axis), np.squeeze(index, self.axis))
+        return [self.to_tensor(each, part.dtype) for each, part in zip(found, input, strict=True)]
+
     def generic_reduce(self, input):
         # Combine neighbours in a tree, as on a GPU, whole blocks at a time; lengths are powers of two.
-        axis = -1 if self.axis is None else self.axis
+        axis, function = -1 if self.axis is None else self.axis, _python_function(self.combine_fn)
         dtypes = [part.dtype for part in input]
         parts = [part.handle.data.ravel() if self.axis is None else part.handle.data for part in input]
         parts = [np.moveaxis(part, axis, -1) for part in parts]
         while parts[0].shape[-1] > 1:
             left = [self.to_tensor(part[..., 0::2], dtype) for part, dtype in zip(parts, dtypes, strict=True)]
             right = [self.to_tensor(part[..., 1::2], dtype) for part, dtype in zip(parts, dtypes, strict=True)]
-            combined = self.combine_fn.fn(*left, *right)
+            try:
+                combined = function(*left, *right)
+            except ValueError:  # of a block as a condition: on a GPU, it combines single values
+                self.combine_fn = types.SimpleNamespace(fn=function)
+                return super().generic_reduce(input)
             shape = (*parts[0].shape[:-1], parts[0].shape[-1] // 2)
             combined = combined if isinstance(combined, tuple) else (combined,)
             parts = [np.broadcast_to(each.handle.data, shape) for each in combined]
@@ -535,6 +587,12 @@ class Reduce(interpreter.ReduceOps):
     def min_max(self, input, val_reduce_op, idx_reduce_op=None):
         quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
         return super().min_max(input, quiet.get(val_reduce_op, val_reduce_op), idx_reduce_op)
+
+
+class Scan(interpreter.ScanOps):
+    def generic_scan(self, input):
+        self.combine_fn = types.SimpleNamespace(fn=_python_function(self.combine_fn))
+        return super().generic_scan(input)
 
 
 class _Changes(dict):
@@ -580,6 +638,7 @@ def _interpreted_language() -> list:
         for name, promise in PROMISES.items():
             changes.set_attr(language, name, promise)
         changes.set_attr(language, "static_assert", _static_assert)
+        changes.set_attr(language, "range", _range)
     for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, cuda_libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
     for name, function in vars(any_libdevice).items():
@@ -692,13 +751,19 @@ for _name in ("neg", "invert"):
     _add_operator(_name, getattr(int, f"__{_name}__"))
 
 
-def _indices(of):
-    return map(_Index, of) if isinstance(of, range) else of
+def _range(start, stop=None, step=None, **options):
+    """Replace range and tl.range in kernels. To the compiler, an index is int64 where a bound is, and only a constant
+    step counts down: it compares with `<` otherwise."""
+    bounds = (*((0, start) if stop is None else (start, stop)), 1 if step is None else step)
+    if isinstance(step, tl.tensor) and int(step) < 0:
+        raise ValueError("on a GPU a loop counts down by a constant only: make its step a tl.constexpr")
+    wide = any(isinstance(each, tl.tensor) and each.dtype.primitive_bitwidth == 64 for each in bounds)
+    indices = map(_Index, range(*map(operator.index, bounds)))
+    return (index.to(tl.int64) for index in indices) if wide else indices
 
 
 class _Rewritten(ast.NodeTransformer):
-    """Counts every pass through a loop, makes its index an _Index, and calls the interpreted form of Triton functions
-    that other modules imported.
+    """Counts every pass through a loop, and calls the interpreted form of Triton functions that other modules imported.
 
     Args:
         namespace: the kernel's globals.
@@ -706,7 +771,6 @@ class _Rewritten(ast.NodeTransformer):
 
     COUNT = "_interpreter_counts_a_pass"
     RESOLVE = "_interpreter_resolves"
-    INDICES = "_interpreter_indices"
 
     def __init__(self, namespace: dict):
         self._namespace = namespace
@@ -728,9 +792,6 @@ class _Rewritten(ast.NodeTransformer):
         for node in ast.walk(count):
             ast.copy_location(node, loop)
         loop.body.insert(0, count)
-        if isinstance(loop, ast.For):
-            indices = ast.copy_location(ast.Name(self.INDICES, ast.Load()), loop.iter)
-            loop.iter = ast.copy_location(ast.Call(indices, [loop.iter], []), loop.iter)
         return loop
 
     def visit_While(self, loop):
@@ -780,12 +841,12 @@ def _python_function(kernel: JITFunction):
             kernel_code.update(const for const in code.co_consts if isinstance(const, types.CodeType))
     closure = dict(zip(kernel.fn.__code__.co_freevars, kernel.fn.__closure__ or (), strict=True))
     namespace = {
+        "range": _range,
         **kernel.fn.__globals__,
         **{name: cell.cell_contents for name, cell in closure.items()},
         "interpreter_semantic": interpreter.interpreter_semantic,
         _Rewritten.COUNT: _count_pass,
         _Rewritten.RESOLVE: _resolved_in_another_module,
-        _Rewritten.INDICES: _indices,
     }
     for name in _names[kernel.fn]:
         if name in namespace:
@@ -1009,6 +1070,7 @@ def _replacements() -> dict[tuple[object, str], object]:
     return {
         (interpreter, "_get_np_dtype"): _np_dtype,
         (interpreter, "ReduceOps"): Reduce,
+        (interpreter, "ScanOps"): Scan,
         (interpreter.interpreter_builder, "__class__"): Builder,
         (interpreter.interpreter_builder, "codegen_fns"): interpreter.interpreter_builder.codegen_fns
         | {"min_dot_size": min_dot_size(GPUTarget("cuda", 90, 32))},

@@ -88,6 +88,14 @@ def test_fp32_is_rounded_once(mode, a, b, c):
     assert same(compute(f"sub.{mode}.f32", float(a), float(b)), rounded(a - b, "f32", mode))
 
 
+def test_a_product_of_constants_is_added_to_an_array():
+    sums = np.array([1e-42, 0, 1, np.inf, -3e38], np.float32)
+    one, tiny = np.float32(3e9), np.float32(1e-45)
+    assert floats.fma32(one, np.float32(0), sums).tobytes() == sums.tobytes()
+    assert floats.fma32(one, tiny, sums).tolist() == [floats.fma32(np.full(5, one), tiny, sums)[at] for at in range(5)]
+    assert floats.fma32(tiny, tiny, tiny) == tiny
+
+
 def test_rounding_twice_is_seen():
     """The wrong answer that the test above is there for: a sum rounded to fp64, then to fp32."""
     product = Fraction(1 + 2**-12) ** 2 + Fraction(2**-80)  # 1 + 2^-11 + 2^-24 + a little: just past halfway

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from helpers.instruments import cuda_kernel
+from helpers.instruments import cuda_kernel, measure
 
 GELU = """
 __device__ float gelu(float v) { return 0.5f * v * (1.f + erff(v * 0.70710678f)); }
@@ -141,6 +141,15 @@ def test_an_instruction_that_is_not_covered_is_named_with_its_line():
     assert x.item() == 0
 
 
+def test_an_atomic_of_a_vector_is_named_with_its_line():
+    source = """__global__ void k(float2* x) {
+      atomicAdd(x, make_float2(1, 2));
+    }"""
+    with pytest.raises(NotImplementedError, match=r"does not cover atom.global.add.v2.f32, line 2") as raised:
+        cuda_kernel(source, "k")[1, 32](torch.zeros(2))
+    assert "\n" not in str(raised.value)
+
+
 def test_a_lock_within_a_warp_is_handed_on():
     source = """__global__ void k(int* lock, int* count) {
       while (atomicCAS(lock, 0, 1) != 0) {}
@@ -221,6 +230,25 @@ def test_a_barrier_may_be_the_last_that_a_thread_does():
     y = torch.zeros(64)
     cuda_kernel("__global__ void k(float* y) { y[threadIdx.x] = 1; __syncthreads(); }", "k")[1, 64](y)
     assert y.all()
+
+
+def test_a_device_variable_keeps_its_value_from_launch_to_launch():
+    """So that a counter which nobody sets back is as wrong as on a GPU."""
+    source = """
+    __device__ unsigned int arrived; __device__ float total[2] = {1.5f, 2};
+    __global__ void k(float* out) {
+      if (atomicAdd(&arrived, 1) == gridDim.x - 1) out[0] += 1;
+      if (blockIdx.x == 0) out[1] = total[1]++;
+    }"""
+    out = torch.zeros(2)
+    for launch in range(3):
+        cuda_kernel(source, "k")[4, 1](out)
+        assert out.tolist() == [1, 2 + launch]
+    measure(cuda_kernel(source, "k")[4, 1], out)
+    assert out.tolist() == [1, 5]
+    other = torch.zeros(2)
+    cuda_kernel(source.replace("1.5f", "2.5f"), "k")[4, 1](other)  # another module
+    assert other.tolist() == [1, 2]
 
 
 def test_variables_that_hold_addresses_of_others():

@@ -63,9 +63,16 @@ RACES = {
     "a volatile store, a plain load": "if (!threadIdx.x) *(volatile float*)out = x[i]; out[8 + i] = *out;",
     "a plain load after a fence, but no flag": "if (!threadIdx.x) { atomicAdd(out, x[i]); __threadfence(); }"
     "out[8 + i] = *out;",
+    "a flag that one thread saw": "volatile unsigned int* flag = &arrived;"
+    "if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; } if (blockIdx.x == 1 && !threadIdx.x) while (!*flag) {}"
+    "if (blockIdx.x == 1) out[8 + i] = out[0];",
     "a barrier of another half": 'out[i] = x[i]; asm volatile("bar.sync %0, 128;" :: "r"(1 + threadIdx.x / 128));'
     "out[1024 + i] = out[i ^ 128];",
     "lanes of another mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 16];",
+    "read by all blocks, changed by the last": "float m = out[0]; __syncthreads(); if (i == 768) out[0] = m + 1;"
+    "out[8 + i] = m;",
+    "one of two warps that read is waited for": "if (blockIdx.x) return; if (i >= 32 && i < 96) out[8 + i] = out[0];"
+    'if (i < 32 || (i >= 64 && i < 96)) asm volatile("bar.sync 1, 64;" ::: "memory"); if (!i) out[0] = 5;',
     "sixteen bytes": "((float4*)out)[threadIdx.x] = make_float4(i, i, i, i);",
 }
 SOUND = {
@@ -102,6 +109,10 @@ SOUND = {
       }
       __syncthreads();
       if (last) out[8 + threadIdx.x] = *out;""",
+    "both warps that read are waited for": "if (blockIdx.x) return; if (i >= 32 && i < 96) out[8 + i] = out[0];"
+    'if (i < 96) asm volatile("bar.sync 1, 96;" ::: "memory"); if (!i) out[0] = 5;',
+    "read by a block, changed behind its barrier": "float m = x[0] + out[256 * blockIdx.x]; __syncthreads();"
+    "if (!threadIdx.x) out[256 * blockIdx.x] = m; else out[256 * blockIdx.x + threadIdx.x] = m;",
     "partial sums": "float sum = block_sum(x[i]); if (!threadIdx.x) out[blockIdx.x] = sum;",
     "partial sums and an atomic": "float sum = block_sum(x[i]); if (!threadIdx.x) atomicAdd(out, sum);",
     "grid-stride loop": "for (int j = i; j < 2048; j += 512) if (i < 512) out[j] = x[j & 1023];",
@@ -146,6 +157,23 @@ SOUND = {
       float sum = out[i ^ 33];
       for (int far = 16; far; far /= 2) sum += warp.shfl_down(sum, far);
       if (warp.thread_rank() == 0) atomicAdd(&out[1024], sum);""",
+    "a flag that a lane of each warp saw": """
+      volatile unsigned int* flag = &arrived;
+      if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }
+      if (blockIdx.x) {
+        if (threadIdx.x % 32 == 0) while (!*flag) {}
+        __syncwarp();
+        out[8 + i] = out[0];
+      }""",
+    "a flag that one thread saw before a barrier": """
+      volatile unsigned int* flag = &arrived;
+      if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }
+      if (blockIdx.x) {
+        if (!threadIdx.x) while (!*flag) {}
+        __syncthreads();
+        if (threadIdx.x == 77) atomicAdd(&out[4], 1.f);
+        out[8 + i] = out[0];
+      }""",
     "a flag that is volatile": """
       volatile unsigned int* flag = &arrived;
       if (!i) { out[0] = x[0]; __threadfence(); *flag = 1; }

@@ -150,6 +150,24 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize(("waited", "kinds"), [(64, ["race"]), (96, [])])
+def test_a_write_that_one_of_several_readers_is_not_ordered_before(waited, kinds):
+    """Two warps read a number, and a third waits for one or for both of them before it changes the number."""
+    source = f"""__global__ void k(float* out) {{
+      __shared__ float s[1];
+      int t = threadIdx.x;
+      if (!t) s[0] = 1;
+      __syncthreads();
+      if (t >= 32) out[t] = s[0];
+      if (t < 32 || t >= {96 - waited + 32}) asm volatile("bar.sync 1, {waited};" ::: "memory");
+      if (!t) s[0] = 5;
+      __syncthreads();
+      out[t] += s[0];
+    }}"""
+    found = measure(cuda_kernel(source, "k")[2, 96], torch.zeros(96)).hazards
+    assert [hazard.kind for hazard in found if "shared" in hazard.where] == kinds
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_barrier_of_some_threads_orders_those_only(name):
     text, ordered, racing = PARTS[name]

@@ -1,5 +1,6 @@
 """Predicted times against an H200's, and the parts of the model against cases worked by hand."""
 
+import dataclasses
 import functools
 import re
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 from benchmarks import held_out
 from benchmarks.calls import fingerprints_of
@@ -543,6 +545,73 @@ def test_a_million_blocks_of_one_warp_wait_to_be_started():
             found = predict(CATALOGUE["softmax_topk"].fused, x, 8, device="H100")
         assert found.bound == "dispatch"
         assert found.time == pytest.approx(measured, rel=0.03)
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, K, SIZE: tl.constexpr, ACC: tl.constexpr):
+    rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    acc = tl.zeros((SIZE, SIZE), ACC)
+    for k in range(0, K, SIZE):
+        a = tl.load(a_ptr + rows * K + k + columns)
+        acc = tl.dot(a, tl.load(b_ptr + (k + rows) * SIZE + columns), acc, out_dtype=ACC)
+    tl.store(c_ptr + rows * SIZE + columns, acc)
+
+
+NO_INT8 = "tl.dot of int8: no peak of {} for it is known; counted at fp16's, so the time of its matmuls is uncertain"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "acc", "device", "rate", "unsure"),
+    [
+        (torch.int8, tl.int32, "H100", DEVICES["H100"].peak_flops["fp16"], NO_INT8.format("H100")),
+        (torch.int8, tl.int32, "L4", DEVICES["L4"].peak_flops["fp16"], NO_INT8.format("L4")),
+        (torch.float64, tl.float64, "A100", DEVICES["A100"].double_rate, prediction.UNSURE["tiles"]),
+        (torch.float64, tl.float64, "T4", DEVICES["T4"].double_rate, prediction.UNSURE["matmul"]),
+        (torch.float16, tl.float32, "H100", DEVICES["H100"].peak_flops["fp16"], prediction.UNSURE["tiles"]),
+    ],
+)
+def test_products_of_any_dtype_have_a_rate_or_name_what_is_unknown(dtype, acc, device, rate, unsure):
+    def product(a, b):
+        c = torch.empty(64, 64, dtype=torch.int32 if dtype == torch.int8 else dtype, device=a.device)
+        matmul_kernel[(1,)](a, b, c, a.shape[1], SIZE=64, ACC=acc)
+        return c
+
+    found = predict(product, meta(64, 4096, dtype=dtype), meta(4096, 64, dtype=dtype), device=device)
+    assert list(found.unsure) == [unsure]
+    of_one_sm = 2 * 64 * 64 * 4096 / (prediction.MATRIX_SHARE * rate / DEVICES[device].sms)
+    assert found.terms.get("matrix", found.terms["arithmetic"]) >= 0.999 * of_one_sm
+
+
+def test_products_in_8_bit_floats_are_refused_in_one_line():
+    a, c = meta(64, 64, dtype=torch.float8_e4m3fn), meta(64, 64)
+    with pytest.raises(InterpreterError, match="fp8e4nv needs a GPU") as raised:
+        predict(lambda a, c: matmul_kernel[(1,)](a, a, c, 64, SIZE=64, ACC=tl.float32), a, c)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_products_rate_that_a_gpu_does_not_have_is_named():
+    unknown = dataclasses.replace(DEVICES["A100"], name="another", compute_capability=(12, 1))
+    launch = launch_that_loads({}, 1)
+    launch.product = "float64"
+    rate, why = prediction._product_rate(launch, None, unknown)
+    assert rate == unknown.peak_flops["fp32"] / 2
+    assert why.startswith("tl.dot of float64: no peak of another for it is known; counted at half of fp32's")
+
+
+def test_eager_softmax_reaches_another_share_of_the_bandwidth_at_each_width():
+    """The shares of the bandwidth that stand beside its one constant, from the H100's sweep."""
+    reached = {}
+    for point in recorded_sweep().points:
+        rows, columns = point["shape"] if len(point["shape"]) == 2 else (0, 0)
+        which = point["kernel"], point["direction"], point["dtype"]
+        if which == ("softmax", "forward", "bf16") and rows * columns >= 2**27 and "eager" in point.get("gpu", {}):
+            share = 4 * rows * columns / (point["gpu"]["eager"][0] * 1e-6) / DEVICES["H100"].memory_bandwidth
+            reached[columns] = max(share, reached.get(columns, 0))
+    assert all(0.65 <= reached[columns] <= 0.75 for columns in (256, 512, 1024))
+    assert 0.45 <= reached[2048] <= 0.55
+    assert all(0.27 <= reached[columns] <= 0.42 for columns in reached if 2560 <= columns <= 8192)
+    assert 0.55 <= reached[16384] <= 0.65
+    assert all(0.42 <= reached[columns] <= 0.48 for columns in reached if columns >= 65536)
 
 
 def test_one_block_has_one_sms_share_of_l2_to_load_from():

@@ -219,6 +219,102 @@ def test_an_atomic_hides_no_race_unless_it_is_a_lock(how, races):
 
 
 @triton.jit
+def beside_atomics(x_ptr, total_ptr, count_ptr, out_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    if HOW == "set to zero by the first" and program == 0:
+        tl.store(total_ptr, 0.0)
+    if HOW == "a block of atomics":
+        tl.atomic_add(total_ptr + lane, tl.load(x_ptr + program * BLOCK + lane))
+        tl.store(out_ptr + program * BLOCK + lane, tl.load(total_ptr + lane))
+    else:
+        tl.atomic_add(total_ptr, tl.sum(tl.load(x_ptr + program * BLOCK + lane), 0))
+    if HOW == "loaded by the last":
+        if program == tl.num_programs(0) - 1:
+            tl.store(out_ptr, tl.load(total_ptr))
+    elif HOW == "loaded by the last that counts":
+        if tl.atomic_add(count_ptr, 1) == tl.num_programs(0) - 1:
+            tl.store(out_ptr, tl.load(total_ptr))
+            tl.store(count_ptr, 0)
+    elif HOW == "a volatile load":
+        tl.store(out_ptr + program, tl.load(total_ptr, volatile=True))
+    elif HOW == "a plain check" and tl.load(total_ptr) > 1e9:
+        tl.store(out_ptr, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "kinds", "where"),
+    [
+        ("set to zero by the first", ["race"], "total[0], stored by (0, 0, 0) too"),
+        ("loaded by the last", ["unsynchronised read"], "total[0], changed atomically by (0, 0, 0)"),
+        ("a block of atomics", ["unsynchronised store", "unsynchronised read"], "total[0], read by (0, 0, 0)"),
+        ("a plain check", ["unsynchronised store", "unsynchronised read"], "total[0], read by (0, 0, 0)"),
+        ("loaded by the last that counts", [], ""),
+        ("a volatile load", [], ""),
+        ("atomics alone", [], ""),
+    ],
+)
+def test_plain_accesses_beside_atomics_of_other_programs(how, kinds, where):
+    x, out = torch.ones(64), torch.zeros(64)
+    total, count = torch.zeros(16), torch.zeros(1, dtype=torch.int32)
+    found = measure(lambda: beside_atomics[(4,)](x, total, count, out, HOW=how, BLOCK=16)).hazards
+    assert [hazard.kind for hazard in found] == kinds
+    assert all(hazard.where == where for hazard in found[:1])
+
+
+@triton.jit
+def by_way_of_memory(x_ptr, scratch_ptr, y_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    if HOW == "reversed in place":
+        tl.store(x_ptr + BLOCK - 1 - lane, tl.load(x_ptr + lane))
+    elif HOW == "doubled in place":
+        tl.store(x_ptr + lane, tl.load(x_ptr + lane) * 2)
+    elif HOW == "a sum before":
+        total = tl.sum(tl.load(x_ptr + lane), 0)
+        tl.store(x_ptr + BLOCK - 1 - lane, total + lane)
+    elif HOW == "stores that overlap":
+        tl.store(x_ptr + lane, 1.0)
+        tl.store(x_ptr + lane // 2 * 2, 2.0)
+    elif HOW == "one number, added to":
+        tl.store(scratch_ptr, tl.load(scratch_ptr) + 1.0)
+    elif HOW == "other tiles":
+        for at in range(0, BLOCK, 32):
+            tl.store(scratch_ptr + at + tl.arange(0, 32), tl.load(x_ptr + at + tl.arange(0, 32)))
+        tl.store(y_ptr + lane, tl.load(scratch_ptr + lane))
+    else:
+        tl.store(scratch_ptr + lane, tl.load(x_ptr + lane), mask=lane < BLOCK // 2)
+        if HOW == "a barrier":
+            tl.debug_barrier()
+        same = (HOW == "the same lanes") or (HOW == "another half")
+        at = (lane if same else BLOCK - 1 - lane) + BLOCK // 2 * (HOW == "another half")
+        tl.store(y_ptr + lane, tl.load(scratch_ptr + at))
+
+
+@pytest.mark.parametrize(
+    ("how", "kinds", "where"),
+    [
+        ("mirrored", ["unsynchronised read"], "scratch[63], stored"),
+        ("other tiles", ["unsynchronised read"], "scratch[0], stored"),
+        ("reversed in place", ["unsynchronised store"], "x[127], read"),
+        ("stores that overlap", ["race"], "x[0], stored"),
+        ("a barrier", [], ""),
+        ("the same lanes", [], ""),
+        ("another half", [], ""),
+        ("doubled in place", [], ""),
+        ("a sum before", [], ""),
+        ("one number, added to", [], ""),
+    ],
+)
+def test_lanes_of_one_program_that_pass_values_by_memory_need_a_barrier(how, kinds, where):
+    """The compiler puts no barrier between them: in the PTX, a load of global memory follows the store."""
+    x, scratch, y = torch.ones(128), torch.zeros(256), torch.zeros(128)
+    found = measure(lambda: by_way_of_memory[(1,)](x, scratch, y, HOW=how, BLOCK=128)).hazards
+    assert [hazard.kind for hazard in found] == kinds
+    said = " by another lane of the same program, with no tl.debug_barrier between"
+    assert all(hazard.where == where + said for hazard in found)
+
+
+@triton.jit
 def two_halves(x_ptr, y_ptr, z_ptr, count_ptr, programs, HOW: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
@@ -295,7 +391,9 @@ def test_instances_of_two_launches_do_not_race():
 @triton.jit
 def shift(x_ptr, y_ptr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at))
+    x = tl.load(x_ptr + at)
+    tl.debug_barrier()  # orders the lanes of this program only
+    tl.store(y_ptr + at, x)
 
 
 @pytest.mark.parametrize(

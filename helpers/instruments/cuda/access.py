@@ -157,6 +157,8 @@ def _one_by_one(how: str, dtype: np.dtype):
 
 def _atomic(decoder, instruction: PtxInstruction):
     space, rest = space_of(instruction.modifiers)
+    if len(rest) != 2:  # of a vector
+        unknown()
     how, type = rest
     operands = list(instruction.operands)
     target = operands.pop(0) if instruction.opcode == "atom" else None

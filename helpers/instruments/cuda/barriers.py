@@ -85,16 +85,17 @@ class Barriers:
         for each in going:
             self._machine.go(each.next, each.threads)
         if self._machine.observer is not None:
-            self._report(going, alive)
+            self._report(going)
         return True
 
-    def _report(self, going: list[Blocked], alive: np.ndarray) -> None:
+    def _report(self, going: list[Blocked]) -> None:
         """Report whose memory is now ordered: blocks, or warps that arrived without the rest of their block."""
         groups = []
         for barrier in {each.barrier for each in going}:
             threads = np.concatenate([each.threads for each in going if each.barrier == barrier])
             counted = any(each.expected is not None for each in going if each.barrier == barrier)
-            whole = np.bincount(threads // self._padded, minlength=self._blocks) >= alive
+            # A barrier with a count doesn't wait for those that end without it.
+            whole = np.bincount(threads // self._padded, minlength=self._blocks) >= self._machine.per_block
             if not counted or whole.all():
                 self._machine.observer.block_synchronised(np.unique(threads // self._padded))
                 continue

@@ -66,13 +66,13 @@ def _step(value: np.ndarray, by: int) -> np.ndarray:
 def fma32(a, b, c) -> np.ndarray:
     """Return a * b + c of fp32, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)  # exact
-    total = product + c
-    result = total.astype(np.float32)
+    total = np.asarray(product + c)
+    result = np.array(total, np.float32)
     # A second rounding matters only if the first ended halfway between two fp32 numbers, or among subnormals.
     doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     doubtful |= np.abs(total) < TINY[result.dtype]
     if doubtful.any():
-        c = np.broadcast_to(c, total.shape)
+        product, c = (np.broadcast_to(each, total.shape) for each in (product, c))
         result[doubtful] = odd_sum(product[doubtful], c[doubtful].astype(np.float64)).astype(np.float32)
     return result
 

@@ -15,6 +15,7 @@ NVRTC (executor.py), and refuses unsupported instructions by name. Differences f
     cp.async                    reads global memory when it starts, and fills shared memory when a thread waits for it
     wmma                        lanes hold different elements of a fragment than on a GPU; sums as in mma
     mbarrier                    orders the whole block once one of its threads has waited
+    __device__ variables        keep their values from launch to launch, but not those of a launch on the GPU
     printf                      prints in thread order, to Python's standard output; a GPU prints to the process's
     races                       between blocks: a fence and an atomic order a block's earlier accesses before those of
                                 blocks that run an atomic later, on any address; so a wrong lock goes unnoticed
@@ -23,6 +24,7 @@ NVRTC (executor.py), and refuses unsupported instructions by name. Differences f
 """
 
 import ctypes
+import functools
 import inspect
 import math
 import re
@@ -476,9 +478,10 @@ class CudaLaunch:
         symbols = {name: start + parameter.offset for name, parameter in program.parameters.items()}
         sizes = {"shared": 0, "local": 0}
         dynamic = []
+        kept = _variables_of(kernel.ptx, kernel._compiled.entry)
         for name, variable in program.variables.items():
             if variable.space in ("global", "const"):
-                symbols[name] = memory.variable(name, variable.initial)
+                symbols[name] = memory.variable(name, kept.get(name, variable.initial))
             elif variable.space == "shared" and not variable.size:
                 dynamic.append(name)
             else:
@@ -512,7 +515,17 @@ class CudaLaunch:
             machine.run()
         finally:
             machine.printer.finish()
+        for name, variable in program.variables.items():
+            if variable.space == "global":
+                kept[name] = memory.bytes_at(symbols[name])[: len(variable.initial)]
         observers.executed(machine.executed)
+
+
+@functools.lru_cache(maxsize=256)
+def _variables_of(ptx: str, entry: str) -> dict[str, bytes]:
+    """Return the contents that earlier launches of a kernel left in its `__device__` variables, as a module on a GPU
+    keeps them."""
+    return {}
 
 
 def _shown(value) -> str:

@@ -212,10 +212,14 @@ class SharedWatch:
         self._readers[0, cells] &= ~stale
         self._readers[1, cells] &= ~stale
         kept = self._unordered(reader, threads, read)
+        if self._clock.partial:  # only then does the second one count: keep that of another warp
+            second = self._second[cells]
+            apart = self._unordered(second, threads, self._read_second[cells]) & (second // WARP != threads // WARP)
+            kept &= ~apart | (reader // WARP != threads // WARP)
         self._second[cells[kept]], self._read_second[cells[kept]] = reader[kept], read[kept]
         self._reader[cells], self._read[cells] = threads, self._clock.now
         last = self._reader[cells]  # of the lanes that read it in this instruction
-        lost = last != threads
+        lost = np.flatnonzero(last != threads)[::-1]  # the first lane, of the farthest warp, stays
         self._second[cells[lost]], self._read_second[cells[lost]] = threads[lost], self._clock.now
         self._readers[0, cells[earlier | (last != threads)]] = True
         self._readers[1, cells[elsewhere | (last // WARP != threads // WARP)]] = True
@@ -276,21 +280,26 @@ class GlobalWatch:
     Two accesses to one address by two threads race if one of them writes, at least one is neither atomic nor volatile,
     and nothing orders them; or if both are atomic, in two blocks, and one has the scope of its block. Threads are
     ordered by a barrier that both reached. Blocks are ordered if the first one, after its access, ran a fence and then
-    an atomic or volatile access, and the second one has made such an access since, anywhere in memory. So an atomic on
-    the wrong address goes unnoticed.
+    an atomic or volatile access, and the second one has made such an access since, anywhere in memory: the thread
+    itself, or one that a barrier has ordered before it. So an atomic on the wrong address goes unnoticed.
     """
 
     def __init__(self):
         self._shadows = {}
         self._fenced = np.zeros(0, np.int32)  # each block's last fence
         self._released = np.zeros(0, np.int32)  # the last fence before each block's last atomic
-        self._acquired = np.zeros(0, np.int32)  # each block's last atomic
 
     def chunk(self, clock: Clock, first_block: int, blocks: int, padded: int) -> None:
         self._clock, self._padded, self._first = clock, padded, first_block * padded + 1
-        for name in ("_fenced", "_released", "_acquired"):
+        for name in ("_fenced", "_released"):
             before = getattr(self, name)
             setattr(self, name, np.append(before, np.zeros(first_block + blocks - before.size, np.int32)))
+        # Of this chunk: each thread's last atomic, and each warp's with its thread.
+        self._acquired = np.zeros(blocks * padded, np.int32)
+        self._of_warp = np.zeros((2, blocks * padded // WARP), np.int32)
+        self._of_block = np.zeros(
+            (2, blocks), np.int32
+        )  # the last atomic, and the last before the block's last barrier
 
     def fenced(self, threads: np.ndarray) -> None:
         """Record a fence visible to other blocks."""
@@ -345,7 +354,12 @@ class GlobalWatch:
         if strong >= GPU:
             blocks = (threads + (self._first - 1)) // self._padded
             self._released[blocks] = self._fenced[blocks]
-            self._acquired[blocks] = self._clock.tick()
+            here = threads // self._padded
+            sealed = self._clock.block[here] > self._of_block[0, here]
+            self._of_block[1, here[sealed]] = self._of_block[0, here[sealed]]
+            now = self._clock.tick()
+            self._acquired[threads] = self._of_block[0, here] = self._of_warp[0, threads // WARP] = now
+            self._of_warp[1, threads // WARP] = threads
         found = [each for each in found if each is not None]
         if not found:
             return None
@@ -361,6 +375,8 @@ class GlobalWatch:
         if shadow.read_to > low:
             before = shadow.reader[cells]
             other = (before != 0) & (before != who)
+            if shadow.any_second and other.any():
+                other &= self._apart(before, who) >= self._apart(shadow.second[cells], who)
             if other.any():
                 places = _places(cells, other)
                 shadow.second[places], shadow.read_second[places] = before[other], shadow.read[places]
@@ -368,10 +384,30 @@ class GlobalWatch:
         shadow.reader[cells], shadow.read[cells] = who, now
         if row:
             return
-        other = shadow.reader[cells] != who  # lanes that read it in this instruction
-        if other.any():
+        last = shadow.reader[cells]
+        other = np.flatnonzero(last != who)[::-1]  # lanes that read it in this instruction: the first one stays
+        if other.size:
+            if shadow.any_second:
+                held = self._apart(shadow.second[cells[other]], last[other])
+                other = other[self._apart(who[other], last[other]) >= held]
             shadow.second[cells[other]], shadow.read_second[cells[other]] = who[other], now
             shadow.any_second = True
+
+    def _has_acquired(self, threads: np.ndarray, when: np.ndarray) -> np.ndarray:
+        """Return which threads have made an atomic since, or come after one by a thread of their block."""
+        found = self._acquired[threads] > when
+        if not found.all():
+            blocks, warps = threads // self._padded, threads // WARP
+            last, before = self._of_block[:, blocks]
+            found |= np.where(self._clock.block[blocks] > last, last, before) > when
+            last, who = self._of_warp[:, warps]
+            found |= (last > when) & self._clock.ordered(who, threads, last)
+        return found
+
+    def _apart(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        """Return how far apart threads are: 3 in two blocks, 1 in two warps, 0 in one, -1 if there is no first one."""
+        one, two = one - 1, two - 1
+        return np.where(one < 0, -1, 2 * (one // self._padded != two // self._padded) + (one // WARP != two // WARP))
 
     def _unordered(self, before, when, cells, who):
         """Return (indices, previous threads) of the accesses that nothing orders after those of `before`."""
@@ -382,7 +418,9 @@ class GlobalWatch:
             return None
         one, two, when = before[places] - 1, who[places] - 1, when[_places(cells, places)]
         first, padded = self._first - 1, self._padded
-        ordered = (self._released[one // padded] > when) & (self._acquired[two // padded] > when)
+        ordered = self._released[one // padded] > when
+        some = np.flatnonzero(ordered)
+        ordered[some] = self._has_acquired(two[some] - first, when[some])
         inside = np.flatnonzero(~ordered & (one // padded == two // padded))
         ordered[inside] = self._clock.ordered(one[inside] - first, two[inside] - first, when[inside])
         if ordered.all():

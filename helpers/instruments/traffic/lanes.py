@@ -72,6 +72,9 @@ class LaneRecorder:
         self.accesses.append(Access(kind, place, self._program, name, elements, active))
         return self._before.access(kind, addresses, mask, itemsize, stored)
 
+    def barrier(self) -> None:
+        self._before.barrier()
+
     def lock(self, address: int, took: bool) -> None:
         self._before.lock(address, took)
 

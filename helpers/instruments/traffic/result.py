@@ -32,11 +32,16 @@ class Traffic:
         released (a word taken by a compare-and-swap or an exchange of 0, until the next atomic there), or lanes of one
         store writing different values to one element. An unsynchronised read loads a byte that another program of the
         launch has stored, without an atomic on the same word by the writer after its store and by the reader before its
-        load; an unsynchronised store changes a byte that another has loaded.
+        load; an unsynchronised store changes a byte that another has loaded. Atomics count as stores, except against
+        other atomics and loads with volatile=True. Two lanes of one program that meet at one byte have the same names,
+        unless a tl.debug_barrier, a reduction or an atomic of one element is between. Equal places in blocks of one
+        shape are one lane, and accesses to a single element are left out. A cooperative launch is ordered by its
+        counters; there, atomics with plain accesses, and lanes of one program, are not compared.
         In CUDA C++ a race is two threads accessing the same place in shared memory, a tensor or a `__device__` variable
         when one of them writes, at least one access is neither atomic nor volatile, and no barrier or __syncwarp orders
         them. Blocks are ordered by a __threadfence and an atomic or volatile access in the first, and such an access in
-        the second, anywhere in memory: an atomic on the wrong address is not found. In global memory, stores of the
+        the second, by the thread itself or one before a barrier, anywhere in memory: an atomic on the wrong address is
+        not found. In global memory, stores of the
         same value don't race.
     elements: of the result, if it is one tensor and no tensor in the call has more; else None.
     result: the function's result.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from triton.runtime.interpreter import interpreter_builder
 from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -40,6 +41,23 @@ class Pattern:
     def repeats(self) -> bool:
         """Return whether several lanes touch one element."""
         return self._lanes.size * self._itemsize > self.footprint.nbytes
+
+    def met_by_others(self, other: "Pattern", distance: int) -> np.ndarray:
+        """Return the offsets of this pattern's elements that another lane of `other` touches, whose first lane is
+        `distance` bytes on. Blocks of one shape have one lane for one place; those of other shapes share none."""
+        if self is other and not distance and not self.repeats:
+            return np.zeros(0, np.int64)
+        mine, theirs = self.relative.view(np.int64), other.relative.view(np.int64) + distance
+        active = [np.ones(each.relative.shape, bool) if each.mask is None else each.mask for each in (self, other)]
+        lanes = [np.flatnonzero(each) for each in active]
+        mine, theirs = mine.ravel()[lanes[0]], theirs.ravel()[lanes[1]]
+        if self.relative.shape != other.relative.shape:
+            return mine[np.isin(mine, theirs)]
+        order = np.argsort(theirs, kind="stable")
+        theirs, lanes[1] = theirs[order], lanes[1][order]
+        first, last = (np.searchsorted(theirs, mine, side) for side in ("left", "right"))
+        own = (last - first == 1) & (lanes[1][np.minimum(first, lanes[1].size - 1)] == lanes[0])
+        return mine[(last > first) & ~own]
 
     def counts(self, base: int) -> tuple[int, int, int, int]:
         """Return (active lanes, sectors, requests, sectors summed over requests) with the first lane at byte `base`."""
@@ -137,6 +155,26 @@ class Operand:
         return near
 
 
+class _Accesses:
+    """Accesses of one kind to one storage by one program instance."""
+
+    def __init__(self):
+        self._all = {}  # (pattern, byte of the first lane): a loop may repeat one
+        self._low, self._high = sys.maxsize, -sys.maxsize
+
+    def add(self, pattern: Pattern, base: int) -> None:
+        self._all[pattern, base] = None
+        self._low = min(self._low, base + pattern.footprint.low)
+        self._high = max(self._high, base + pattern.footprint.high)
+
+    def near(self, low: int, high: int):
+        """Yield those that may touch bytes from `low` to `high`."""
+        if low < self._high and self._low < high:
+            for pattern, base in self._all:
+                if low < base + pattern.footprint.high and base + pattern.footprint.low < high:
+                    yield pattern, base
+
+
 class TritonMeter:
     """Enters every Triton launch in a ledger, and watches for accesses that a GPU would not forgive.
 
@@ -162,7 +200,8 @@ class TritonMeter:
         self._kernel = kernel.fn.__name__
         self._sites = {}
         # storage -> locks -> bytes stored, or read, under these by earlier program instances of this launch
-        self._earlier = {"write": {}, "read": {}}
+        self._earlier = {"write": {}, "read": {}, "volatile": {}, "atomic": {}}
+        self._own = {}  # storage -> the accesses of this program since its last barrier
         self._accesses = []
         self._pending = []
         self.moved = ByteCount()  # by this launch, so far
@@ -202,10 +241,11 @@ class TritonMeter:
         if self._clocks is not None:
             self.resumed(index)
             return
-        stored = {operand.storage for kind, operand, *_ in self._pending if kind == "write"}
+        stored = {operand.storage for kind, operand, *_ in self._pending if kind in ("write", "atomic")}
+        changed = stored.union(self._earlier["write"], self._earlier["atomic"])
         for place, (kind, operand, footprint, base, locks) in enumerate(self._pending):
             storage = operand.storage
-            if kind == "read" and storage not in stored and storage not in self._earlier["write"]:
+            if kind == "read" and storage not in changed:
                 continue  # of an input, most likely
             locks |= {address for before, address in self._atomics if before > place}
             of_storage = self._earlier[kind].setdefault(storage, {})
@@ -214,6 +254,7 @@ class TritonMeter:
             of_storage[locks].add(footprint, base)
             self._accesses.append((kind, storage, footprint, base, self._index, locks))
         self._pending.clear()
+        self._own.clear()
         self._index = index
         self._held = frozenset()  # addresses of locks
         self._atomics = []  # (loads and stores before it, address) of each atomic of one element
@@ -229,10 +270,15 @@ class TritonMeter:
 
     def lock(self, address: int, took: bool) -> None:
         """After an atomic of one element that orders others: whether it took a lock there. Any there gives it back."""
+        self._own.clear()  # its threads wait for its result
         if self._clocks is not None:
             return
         self._held = self._held - {address} if address in self._held or not took else self._held | {address}
         self._atomics.append((len(self._pending), address))
+
+    def barrier(self) -> None:
+        """After a tl.debug_barrier, or a reduction, whose threads wait for one another."""
+        self._own.clear()
 
     def access(
         self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int, stored: np.ndarray | None
@@ -302,8 +348,14 @@ class TritonMeter:
             if storage.fresh and not storage.written.covers(footprint, base):
                 self._report_uninitialised(site, operand, footprint, base)
             if self._clocks is None and kind == "read":
-                self._compare_with_earlier("write", "unsynchronised read", site, operand, footprint, base, self._seen())
-                self._pending.append(("read", operand, footprint, base, self._held))
+                seen = self._seen()
+                self._compare_with_earlier("write", "unsynchronised read", site, operand, footprint, base, seen)
+                if not interpreter_builder.volatile:
+                    # After an atomic on the word itself, others may still follow.
+                    seen = frozenset(at for at in seen if not origin + footprint.low <= at < origin + footprint.high)
+                    self._compare_with_earlier("atomic", "unsynchronised read", site, operand, footprint, base, seen)
+                way = "volatile" if interpreter_builder.volatile else "read"
+                self._pending.append((way, operand, footprint, base, self._held))
             storage.read.add(footprint, base)
             region.read += nbytes
             line.read += nbytes
@@ -321,8 +373,16 @@ class TritonMeter:
             self._compare(kind, site, operand, footprint, base)
         elif kind == "write":
             self._compare_with_earlier("write", "race", site, operand, footprint, base, self._held)
-            self._compare_with_earlier("read", "unsynchronised store", site, operand, footprint, base, self._seen())
+            self._compare_with_earlier("atomic", "race", site, operand, footprint, base, self._seen())
+            for way in ("read", "volatile"):
+                self._compare_with_earlier(way, "unsynchronised store", site, operand, footprint, base, self._seen())
             self._pending.append(("write", operand, footprint, base, self._held))
+        elif kind == "atomic" and self._clocks is None:
+            self._compare_with_earlier("write", "race", site, operand, footprint, base, self._seen())
+            self._compare_with_earlier("read", "unsynchronised store", site, operand, footprint, base, self._seen())
+            self._pending.append(("atomic", operand, footprint, base, self._held))
+        if self._clocks is None:
+            self._compare_with_own(kind, site, operand, pattern, base)
 
     def _seen(self) -> frozenset:
         """Addresses of atomics of this program: one that another made after its access puts the two in order."""
@@ -333,6 +393,29 @@ class TritonMeter:
         for locks, earlier in self._earlier[kind].get(operand.storage, {}).items():
             if locks.isdisjoint(seen) and earlier.meets(footprint, base):
                 self._report_race(kind, name, site, operand, footprint, base, seen)
+
+    def _compare_with_own(self, kind, site, operand, pattern, base):
+        """Report an access to bytes that another lane of this program touched, with no barrier between.
+
+        Not of a single element, which one thread stores and all load: which of them use the value isn't known.
+        """
+        if pattern.relative.size == 1:
+            return
+        own = self._own.setdefault(operand.storage, {"read": _Accesses(), "write": _Accesses(), "atomic": _Accesses()})
+        low, high = base + pattern.footprint.low, base + pattern.footprint.high
+        for theirs, earlier in own.items():
+            if kind == theirs != "write":
+                continue
+            for other, place in earlier.near(low, high):
+                met = pattern.met_by_others(other, place - base)
+                if met.size:
+                    name = "unsynchronised read" if kind == "read" else "race"
+                    name = "unsynchronised store" if theirs == "read" else name
+                    where = f"{{0}}{element(operand.tensor, base + int(met[0]))}, "
+                    where += f"{'read' if theirs == 'read' else 'stored'} by another lane of the same program, with no"
+                    self._report(name, site, operand.region, f"{where} tl.debug_barrier between", met.size)
+                    break
+        own[kind].add(pattern, base)
 
     def _compare_lanes(self, site, operand, pattern, base, values):
         """Report lanes of one store that write different values to one element: which of them stays is not defined."""
@@ -388,7 +471,7 @@ class TritonMeter:
         self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
 
     def _report_race(self, kind, name, site, operand, footprint, base, seen):
-        known = {name, "race"} if kind == "read" else {name}  # a race says as much of a line
+        known = {name, "race"} if kind in ("read", "volatile") else {name}  # a race says as much of a line
         if any((each, *site.place) in self.ledger.hazards for each in known):
             return
         mine = ByteSet(operand.storage.size)
@@ -399,7 +482,8 @@ class TritonMeter:
                 bytes_of.add(other, place)
                 both = np.flatnonzero(mine.map() & bytes_of.map())
                 where = f"{{0}}{element(operand.tensor, int(both[0]))}, "
-                where += f"{'stored' if kind == 'write' else kind} by {program}" + " too" * (name == "race")
+                where += {"write": "stored", "atomic": "changed atomically"}.get(kind, "read") + f" by {program}"
+                where += " too" * (kind == "write" and name == "race")
                 self._report(name, site, operand.region, where, both.size // operand.tensor.element_size())
                 return
 
