@@ -78,7 +78,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
     """
     with dry_run_scope(multiprocessors) as stage, torch.no_grad():
         walk = _Walk(graph, stage, progress)
-        walk.run(*[stage.without_data(tensor).requires_grad_(False) for tensor in tensors])
+        walk.run(*[tensor.requires_grad_(False) for tensor in stage.without_data_together(tensors)])
     _wait(walk)
     return walk.steps
 
