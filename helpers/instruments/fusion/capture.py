@@ -50,7 +50,11 @@ _STANDARD = str(Path(contextlib.__file__).parent)
 
 
 def capture(
-    model: Callable, *inputs, keywords: dict | None = None, backward: bool = False
+    model: Callable,
+    *inputs,
+    keywords: dict | None = None,
+    backward: bool = False,
+    capability: tuple[int, int] = (9, 0),
 ) -> tuple[GraphModule, list[torch.Tensor]]:
     """Trace `model(*inputs, **keywords)` without running it.
 
@@ -63,6 +67,7 @@ def capture(
         keywords: its keyword arguments.
         backward: also compute the gradients of all parameters and inputs that require one: of the result if it is a
             scalar, else of its product with gradients that become inputs of the graph.
+        capability: the GPU's compute capability, for models that ask for it.
 
     Returns:
         the graph and its inputs: the tensors of parameters, buffers and inputs, then others that it reaches.
@@ -89,9 +94,10 @@ def capture(
                 hollow.stand_in(tensor, open_sizes[place - len(first)] if known else None)
             hollow.exchange(roots)
             with fake:
-                traced = _trace(model, roots, hollow, backward, bool(open_sizes))
+                traced = _trace(model, roots, hollow, backward, bool(open_sizes), capability)
         except Exception as error:
             raise ValueError(_refusal(error, model)) from error
+        _refuse_untraced(traced, model)
         wanted = len({id(tensor) for tensor in first})
         for node, tensor in zip(traced.graph.find_nodes(op="placeholder"), hollow.tensors, strict=True):
             node.meta["host"] = id(tensor) in hollow.on_the_host()
@@ -146,7 +152,7 @@ def _refuse_without_values(tensors: list[torch.Tensor]) -> None:
             )
 
 
-def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
+def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool, capability) -> GraphModule:
     values = KnownValues()
     places = _Places(hollow.modules(model), values)
 
@@ -162,14 +168,14 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
         torch.set_autocast_cache_enabled(cached)  # make_fx turns it off, which would cast a weight at each use
         if symbolic:  # which creates its own tensors
             hollow.exchange(roots, instead=tensors)
-        with as_on_a_gpu(), places.followed():
+        with as_on_a_gpu(capability), places.followed():
             found = _gradients(tensors, call()) if backward else call()
         hollow.refuse_more_backward()
         places.refuse_swallowed()
         return [*(each for each in found if each is not None), *hollow.made_since(roots)]
 
     if hollow.optimizers(fresh=True):
-        with as_on_a_gpu(), places.followed():
+        with as_on_a_gpu(capability), places.followed():
             call()  # creates the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
@@ -187,6 +193,19 @@ def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None
     alone = len(results) == 1 and results[0].numel() == 1
     incoming = None if alone else [torch.ones_like(each) for each in results]
     return list(torch.autograd.grad(results, wanted, incoming, allow_unused=True))
+
+
+def _refuse_untraced(traced: GraphModule, model) -> None:
+    """Raise if the graph has a constant without values: a result of operators that the tracer didn't see."""
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(traced, node.target, None), FakeTensor):
+            user = next((each for each in node.users if each.meta.get("line")), node)
+            file, number = user.meta.get("line") or ("", 0)
+            line = " ".join(linecache.getline(file, number).split())[:100]
+            where = f"; {source_name(file)}:{number}: `{line}`" if file else ""
+            raise ValueError(
+                f"{_name(model)} cannot be traced: operators ran out of the tracer's sight, in another thread{where}"
+            )
 
 
 def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: int) -> list[torch.Tensor]:

@@ -563,6 +563,10 @@ def _scaler_step(self, optimizer, *args, **kwargs):
         return _plain_scaler_step(self, optimizer, *args, **kwargs)
 
 
+def _offload(self, *args, **kwargs):
+    raise ValueError("save_on_cpu copies saved tensors over the bus, which isn't analysed: leave it out")
+
+
 SCALER = "torch.amp.GradScaler is disabled here: where it is enabled, it also unscales and checks all gradients"
 _plain_scaler_step = torch.amp.GradScaler.step
 
@@ -626,9 +630,16 @@ def _number(value):
     return STEPS if isinstance(value, torch.Tensor) else value
 
 
+_plain_capability = torch.cuda.get_device_capability
+
+
 @contextlib.contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Inside, PyTorch's functions take the GPU's ways."""
+def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Inside, PyTorch's functions take the ways of a GPU of this compute capability."""
+
+    def get_device_capability(device=None) -> tuple[int, int]:
+        return _plain_capability(device) if _is_pytorchs(sys._getframe(1)) else capability
+
     with contextlib.ExitStack() as stack:
         # The mode does not see what a function of PyTorch calls in turn; that finds the names replaced.
         for name in ("rms_norm", "dropout", "scaled_dot_product_attention"):
@@ -639,8 +650,10 @@ def as_on_a_gpu() -> Iterator[None]:
             of_a_cpu = functools.partial(_of_cudas_autocast, plain)
             stack.enter_context(mock.patch.object(torch, name, of_a_cpu))
         stack.enter_context(mock.patch.object(torch.cuda, "is_available", _cuda_is_available))
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", get_device_capability))
         stack.enter_context(mock.patch.object(FakeTensor, "device", property(_device, _plain_device.fset)))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "step", _scaler_step))
+        stack.enter_context(mock.patch.object(torch.autograd.graph.save_on_cpu, "__init__", _offload))
         stack.enter_context(mock.patch.object(torch.overrides, "has_torch_function", _has_torch_function))
         stack.enter_context(mock.patch.object(torch.nn.modules.activation, "_is_make_fx_tracing", return_value=False))
         stack.enter_context(mock.patch.object(torch, "_transformer_encoder_layer_fwd", _encoder_layer))

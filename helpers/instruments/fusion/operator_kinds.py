@@ -306,8 +306,9 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: a custom operator, counted as one kernel that moves each tensor once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: its kernels are unknown; counted as one kernel that moves each tensor once"
-    masks = step.given.get("indices")
-    if name in SORTED and any(_is_tensor(each) and each.dtype in (torch.bool, torch.uint8) for each in masks or ()):
+    if name in SORTED and any(
+        each.dtype in (torch.bool, torch.uint8) for each in tensors_of(step.given.get("indices"))
+    ):
         return f"aten.{name}: PyTorch first looks for the places that the mask selects; that is not counted"
     if name in SORTED and step.given.get("accumulate", True):
         return f"aten.{name}: PyTorch may sort the positions to add duplicates; the sort is not counted"
