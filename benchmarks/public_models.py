@@ -81,9 +81,9 @@ without saying so, and 7 gave an unclear reason. All of these are fixed, and
 - Products of vectors had the FLOPs of an elementwise operator, complex numbers those of real ones.
 - The random state of Python and NumPy moved on.
 
-The unclear reasons were those for sparse and quantised tensors and for a default device. What the analyser still doesn't see: `x.to("cpu")`, because without a GPU every device is the CPU; a
-comparison of devices that spans several lines; and in forward-mode derivatives, it counts kernels for zeros
-that PyTorch never stores.
+The unclear reasons were those for sparse and quantised tensors and for a default device. What the analyser
+still doesn't see: `x.to("cpu")`, because without a GPU every device is the CPU; a comparison of devices that
+spans several lines; and in forward-mode derivatives, it counts kernels for zeros that PyTorch never stores.
 """
 CALLS = 3  # whose kernels are counted
 LIMIT = 120  # seconds of CPU time for one model
