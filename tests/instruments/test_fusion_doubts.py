@@ -236,6 +236,30 @@ def test_arithmetic_of_vectors_and_complex_numbers():
     assert flops == [6 * 64, 2 * 64]
 
 
+def test_a_custom_operator_without_a_result_is_named():
+    @torch.library.custom_op("fusion_doubts::note", mutates_args=())
+    def note(x: torch.Tensor) -> None:
+        pass
+
+    note.register_fake(lambda x: None)
+    plan = analyse(lambda x: (note(x), x + 1)[1], torch.randn(64))
+    assert list(plan.unsure) == ["fusion_doubts.note: its GPU kernels are unknown and not counted"]
+    assert launched(plan) == ["add"]
+
+
+def test_a_module_that_moves_to_the_gpu_in_its_step_and_an_optimizer_for_cuda_graphs_run():
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+
+    def step(x):
+        optimizer.zero_grad()
+        model.to("cuda").cuda()(x.to("cuda")).sum().backward()
+        optimizer.step()
+
+    assert "_foreach_addcdiv_" in launched(analyse(step, torch.randn(8, 16)))
+    assert not optimizer.state
+
+
 # What it does not touch
 
 

@@ -633,6 +633,20 @@ def _number(value):
 _plain_capability = torch.cuda.get_device_capability
 
 
+OPTIMIZERS_WAYS = {
+    "_default_to_fused_or_foreach": _foreach_by_default,
+    "_get_value": _number,
+    "_get_capturable_supported_devices": lambda supports_xla=True: ["cuda", "cpu"],
+}
+_plain_module_to = torch.nn.Module.to
+
+
+def _module_to(self, *args, **kwargs):
+    """Leave a module that moves to another device where it is."""
+    _, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    return self if dtype is None and memory_format is None else _plain_module_to(self, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     """Inside, PyTorch's functions take the ways of a GPU of this compute capability."""
@@ -650,6 +664,8 @@ def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
             of_a_cpu = functools.partial(_of_cudas_autocast, plain)
             stack.enter_context(mock.patch.object(torch, name, of_a_cpu))
         stack.enter_context(mock.patch.object(torch.cuda, "is_available", _cuda_is_available))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "to", _module_to))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "cuda", lambda self, device=None: self))
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", get_device_capability))
         stack.enter_context(mock.patch.object(FakeTensor, "device", property(_device, _plain_device.fset)))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "step", _scaler_step))
@@ -662,7 +678,7 @@ def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
         stack.enter_context(mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True))
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.optim"):
-                for attribute, ours in (("_default_to_fused_or_foreach", _foreach_by_default), ("_get_value", _number)):
+                for attribute, ours in OPTIMIZERS_WAYS.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, ours))
         types = [*_foreach_utils._foreach_supported_types, FakeTensor]

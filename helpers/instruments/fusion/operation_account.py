@@ -145,7 +145,10 @@ class _Walk(Interpreter):
         made = [found for each in tensors_of(result) if (found := self.access(each)) and found.storage not in known]
         step.writes += made
         step.results = [found for each in tensors_of(result) if (found := self.access(each))]
-        if step.launches:
+        if not step.writes and node.target.namespace not in ("aten", "as_on_a_gpu", "prims"):
+            step.launches = []  # what a custom operator without results does is unknown
+            self.steps.append(step)
+        elif step.launches:
             _weigh(step)
             if step.writes:  # otherwise its results are empty, and a GPU launches nothing
                 self.steps.append(step)
