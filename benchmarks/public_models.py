@@ -57,9 +57,9 @@ NOTES = (
 ATTEMPTS = """\
 ## Attempts to mislead the analyser
 
-We analysed 202 small models that do unusual things, and compared each report with what eager PyTorch does on a
-GPU. 162 reports were right, named what they don't know, or refused the model for a clear reason. 30 were wrong
-without saying so, and 10 gave an unclear reason. All of these are fixed, and
+We analysed 202 small models that do unusual things, and checked each report by hand, against PyTorch's source
+and the traffic meter. 162 reports were right, named what they don't know, or refused the model for a clear
+reason. 30 were wrong without saying so, and 10 gave an unclear reason. All of these are fixed, and
 `tests/instruments/test_fusion_doubts.py` has a test for each kind.
 
 - Hooks of a tensor were left out: `register_hook`, and an optimizer that steps in a post-accumulate hook.
@@ -70,22 +70,22 @@ without saying so, and 10 gave an unclear reason. All of these are fixed, and
 - A weight that is a subclass of `torch.Tensor`, such as a quantised one, was priced as a plain weight. Now its
   own operators are counted; as an input it is refused.
 - A model that catches the error of a branch on values went on in another branch. It is now refused.
-- `x.cpu()` was free, and what follows it was priced as GPU work. The copies and the work on the host are now
-  named. `save_on_cpu` and operators in another thread are refused.
+- `x.cpu()` was free, and the operators after it were priced as GPU work. The copies and the work on the host
+  are now named. `save_on_cpu` and operators in another thread are refused.
 - `x.is_cuda`, `x.device.type == "cuda"`, `torch.cuda.is_available()`, `torch.cuda.get_device_capability()` and
   `torch.is_autocast_enabled()` were answered as on a CPU.
 - `x[mask] = 0` is a masked fill; it was an indexed write, and nothing at all if the mask was known to select
   nothing. `x[mask] = tensor` is now named: PyTorch looks for the selected places first.
-- Attention whose head size is no multiple of 8, or whose mask has unaligned rows, first pads its operands.
+- Attention whose head size isn't a multiple of 8, or whose mask has unaligned rows, first pads its operands.
 - Transposed convolutions and a `GradScaler` that is disabled for lack of a GPU were not named.
 - Products of vectors had the FLOPs of an elementwise operator, complex numbers those of real ones.
 - A custom operator without a result was dropped from the report. It is now named, like other custom operators.
 - The random state of Python and NumPy moved on.
 
 The unclear reasons were those for sparse and quantised tensors, a default device, `model.to("cuda")` in a step
-and `capturable=True`; the last three now run. What the analyser still doesn't see: `x.to("cpu")`, because
-without a GPU every device is the CPU; a comparison of devices that spans several lines; and in forward-mode
-derivatives, it counts kernels for zeros that PyTorch never stores.
+and `capturable=True`; the last three now run. The analyser still misses three things: `x.to("cpu")`, because
+without a GPU every device is the CPU; a comparison of devices that spans several lines; and kernels in
+forward-mode derivatives, where it counts some for zeros that PyTorch never stores.
 """
 CALLS = 3  # whose kernels are counted
 LIMIT = 120  # seconds of CPU time for one model
@@ -492,7 +492,7 @@ def page(record: dict) -> str:
         why = _found(record, name).get("failed") or record["measured"].get(name, {}).get("failed")
         lines += [f"{name} is not in the tables: {why}"]
         if state.get("after"):
-            lines += [f"It stays as it was, too: its hash is `{state['before']}` before and `{state['after']}` after."]
+            lines += [f"Its hash is `{state['before']}` before and `{state['after']}` after."]
         lines += [""]
     return "\n".join([*lines, ATTEMPTS])
 

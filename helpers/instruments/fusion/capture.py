@@ -147,8 +147,7 @@ def _refuse_without_values(tensors: list[torch.Tensor]) -> None:
             raise ValueError("a lazy module has no shapes yet: call it once before")
         if is_subclass(tensor):
             raise ValueError(
-                f"{type(tensor).__name__} is a subclass of torch.Tensor with operators of its own, which stand-ins "
-                "without values lack: pass plain tensors"
+                f"{type(tensor).__name__} is a subclass of torch.Tensor with operators of its own: pass plain tensors"
             )
 
 

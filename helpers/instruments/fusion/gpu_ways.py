@@ -199,9 +199,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         skipped = {"unsure": COMPILED_MASKS[_skipped_masks[-1]], "compiled_mask": _skipped_masks[-1]}
     with _marked(cudnn=prefers_cudnn, **skipped):
         if way == SDPBackend.FLASH_ATTENTION:
-            given = [functional.pad(each, (0, -width % 8)) if width % 8 else each for each in given]
-            scale = 1 / math.sqrt(width) if scale is None else scale
-            return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0][..., :width]
+            if width % 8:
+                given = [functional.pad(each, (0, -width % 8)) for each in given]
+                scale = 1 / math.sqrt(width) if scale is None else scale
+            made = aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+            return made[..., :width] if width % 8 else made
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)

@@ -38,8 +38,8 @@ class Hollow:
         self._undo: list[Callable[[], None]] = []
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._hooks: list[Callable] = []  # of tensors, moved to their stand-ins
-        self._computed: list[torch.Tensor] = []  # stand-ins of tensors that have a backward pass of their own
+        self._hooks: list[Callable] = []  # of tensors; their replacements have them too
+        self._computed: list[torch.Tensor] = []  # replacements of tensors with a backward pass of their own
         self.tensors: list[torch.Tensor] = []
         self.stand_ins: list[torch.Tensor] = []
 
@@ -84,7 +84,7 @@ class Hollow:
         return known
 
     def _take_hooks(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
-        """Give a stand-in its tensor's hooks, which may hold more tensors, or an optimizer that steps in one."""
+        """Copy a tensor's hooks to its replacement; they may hold more tensors, or an optimizer that steps in one."""
         for attribute, register in (
             ("_backward_hooks", known.register_hook),
             ("_post_accumulate_grad_hooks", known.register_post_accumulate_grad_hook),
