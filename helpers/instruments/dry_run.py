@@ -167,6 +167,29 @@ class DryRun:
         with _disable_current_modes():  # our own copy, not a launch of the call's
             return tensor.detach().cpu().clone()
 
+    def without_data_together(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return tensors without data that overlap in memory where the given ones do."""
+        found = {}
+        for together in _overlapping(tensors):
+            if len(together) == 1:
+                found[together[0]] = self.without_data(tensors[together[0]])
+                continue
+            first = min(tensors[place].storage_offset() * tensors[place].element_size() for place in together)
+            memory = _hollow((_end(tensors, together) - first,), (1,), torch.uint8).untyped_storage()
+            for place in together:
+                found[place] = self._within(memory, first, tensors[place])
+        return [found[place] for place in range(len(tensors))]
+
+    def _within(self, memory, first: int, tensor: torch.Tensor) -> torch.Tensor:
+        offset = tensor.storage_offset() - first // tensor.element_size()
+        made = torch.empty(0, dtype=tensor.dtype).set_(memory, offset, tensor.shape, tensor.stride())
+        if holds_integers(tensor):
+            if tensor.is_meta or tensor.numel() > WORKED_OUT:
+                return self.meter.unknown(made)
+            with _disable_current_modes():
+                made.copy_(tensor.detach())
+        return made
+
     def run(self, operator, args: tuple, kwargs: dict):
         """Run an ATen operator as a GPU would; a CPU decomposes some before any meter sees them."""
         if operator not in ONLY_ON_A_GPU:
@@ -196,6 +219,36 @@ def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of its storage that a tensor occupies, and the end of the last."""
+    low = tensor.storage_offset()
+    high = low + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return low * tensor.element_size(), high * tensor.element_size()
+
+
+def _end(tensors: list[torch.Tensor], places: list[int]) -> int:
+    return max(_span(tensors[place])[1] for place in places)
+
+
+def _overlapping(tensors: list[torch.Tensor]) -> list[list[int]]:
+    """Return the places of tensors in groups that overlap in memory."""
+    by_storage: dict[int, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.numel()
+        by_storage.setdefault(tensor.untyped_storage()._cdata if plain else -place - 1, []).append(place)
+    groups = []
+    for places in by_storage.values():
+        if len(places) == 1:
+            groups.append(places)
+            continue
+        for place in sorted(places, key=lambda each: _span(tensors[each])):
+            if groups and groups[-1][0] in places and _span(tensors[place])[0] < _end(tensors, groups[-1]):
+                groups[-1].append(place)
+            else:
+                groups.append([place])
+    return groups
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import sys
 
 import torch
 
+from benchmarks.public_models import digest, save
 from helpers.instruments.fusion import analyse
 
 SIZES = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
@@ -19,15 +20,14 @@ LIBRARIES = ("matmul", "convolution", "attention", "opaque")
 
 
 def hugging_face(name: str, config: str, *inputs, keywords=None, **sizes):
-    """A model of transformers in bf16 on "meta", its inputs and keyword arguments."""
+    """A model of transformers in bf16, its inputs and keyword arguments."""
     package = importlib.import_module("transformers")
-    with torch.device("meta"):
-        model = getattr(package, name)(getattr(package, config)(**sizes)).to(torch.bfloat16).eval()
+    model = getattr(package, name)(getattr(package, config)(**sizes)).to(torch.bfloat16).eval()
     return model, inputs, keywords or {}
 
 
 def image(size=224):
-    return torch.empty(2, 3, size, size, dtype=torch.bfloat16, device="meta")
+    return torch.randn(2, 3, size, size, dtype=torch.bfloat16)
 
 
 def resnet(memory_format):
@@ -44,7 +44,7 @@ def whisper():
     sizes = {"d_model": 256, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
     sizes |= {"decoder_layers": 1, "decoder_attention_heads": 4}
     model, *_ = hugging_face("WhisperModel", "WhisperConfig", **sizes)
-    return model.encoder, (torch.empty(1, 80, 3000, dtype=torch.bfloat16, device="meta"),), {}
+    return model.encoder, (torch.randn(1, 80, 3000, dtype=torch.bfloat16),), {}
 
 
 def t5():
@@ -74,6 +74,7 @@ def graph_network(name: str, **options):
     def network(x, edges):
         return layer(x, edges).relu()
 
+    network.model = layer
     return network, (torch.randn(1000, 16), edges), {}
 
 
@@ -100,6 +101,8 @@ def training():
         optimizer.step()
         return loss
 
+    step.model, step.optimizer = model, optimizer
+    step(TOKENS)  # so that there are gradients and moments
     return step, (TOKENS,), {}
 
 
@@ -136,14 +139,18 @@ def found(name: str) -> dict:
         model, inputs, keywords = MODELS[name]()
     except (ImportError, RuntimeError) as error:  # a package that is not here, or is for another PyTorch
         return {"skipped": str(error).splitlines()[0]}
+    before = digest(model, inputs, keywords)
     try:
         plan = analyse(model, *inputs, keywords=keywords, device="H100")
     except ValueError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error), "digests": [before, digest(model, inputs, keywords)]}
+    digests = [before, digest(model, inputs, keywords)]
+    save(model)
     targets = [each.target for each in plan.operations]
     today = plan.today
     return {
         "operators": len(targets),
+        "digests": digests,
         "launches": [plan.launches_unfused, today.launches_fused, plan.launches_fused],
         "times": [plan.time_unfused, today.time_fused, plan.time_fused],
         "unsure": list(plan.unsure),

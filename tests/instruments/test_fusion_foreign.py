@@ -88,6 +88,8 @@ def test_a_public_model_runs_or_fails_in_one_line(analysed, name):
     found = analysed[name]
     if "skipped" in found:
         pytest.skip(f"{name} is not here: {found['skipped']}")
+    before, after = found["digests"]  # of weights, buffers, gradients, an optimizer's state and inputs
+    assert before == after
     if name in REFUSED:
         assert REFUSED[name] in found["refused"]
         assert "foreign_models.py:" in found["refused"]  # the user's own line, too

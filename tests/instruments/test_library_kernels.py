@@ -198,7 +198,8 @@ def record():
 
 
 def test_every_model_was_measured_or_says_why_not(record):
-    assert set(record["measured"]) == set(record["predicted"]) == set(record["unchanged"]) == set(public_models.MODELS)
+    assert set(record["predicted"]) == set(record["unchanged"]) == set(public_models.ALL)
+    assert set(record["measured"]) >= set(public_models.MODELS)
     assert sorted(public_models.MODELS)[1::2] == public_models.HELD_OUT
     assert len(public_models.compared(record)) >= 22
 
@@ -242,7 +243,7 @@ def test_the_recorded_predictions_are_todays(name, record):
 
 
 def test_every_model_was_left_as_it_was(record):
-    for name, *_ in public_models.compared(record):
+    for name in public_models.ALL:  # GCN, which is refused, among them
         assert record["unchanged"][name]["before"] == record["unchanged"][name]["after"], name
 
 

@@ -75,7 +75,8 @@ def _prepare(model, inputs, keywords, device, backward, epilogues, progress):
         raise ValueError(f"{device.name} is a CPU: choose a GPU to fuse for, such as device='H200'")
     traced = _part_of(progress, "trace")
     traced(0, 1)
-    graph, tensors = capture(model, *inputs, keywords=keywords, backward=backward)
+    options = {"keywords": keywords, "backward": backward, "capability": device.compute_capability}
+    graph, tensors = capture(model, *inputs, **options)
     traced(1, 1)
     steps = account(graph, tensors, device.sms, _part_of(progress, "rehearse"))
     for step in steps:

@@ -15,6 +15,7 @@ such as an optimizer's step count.
 
 import contextlib
 import linecache
+import random
 import re
 import sys
 import traceback
@@ -24,15 +25,23 @@ from pathlib import Path
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, believed_real, marks
-from helpers.instruments.fusion.hollow import Hollow, is_users
+from helpers.instruments.fusion.gpu_ways import (
+    GPU_OPERATORS,
+    as_masked_fill,
+    as_on_a_gpu,
+    believed_real,
+    follow_on_the_host,
+    host_marks,
+    marks,
+)
+from helpers.instruments.fusion.hollow import Hollow, is_subclass, is_users
 from helpers.instruments.fusion.known_values import KnownValues
 from helpers.instruments.fusion.plan import source_name
 
@@ -41,7 +50,11 @@ _STANDARD = str(Path(contextlib.__file__).parent)
 
 
 def capture(
-    model: Callable, *inputs, keywords: dict | None = None, backward: bool = False
+    model: Callable,
+    *inputs,
+    keywords: dict | None = None,
+    backward: bool = False,
+    capability: tuple[int, int] = (9, 0),
 ) -> tuple[GraphModule, list[torch.Tensor]]:
     """Trace `model(*inputs, **keywords)` without running it.
 
@@ -54,6 +67,7 @@ def capture(
         keywords: its keyword arguments.
         backward: also compute the gradients of all parameters and inputs that require one: of the result if it is a
             scalar, else of its product with gradients that become inputs of the graph.
+        capability: the GPU's compute capability, for models that ask for it.
 
     Returns:
         the graph and its inputs: the tensors of parameters, buffers and inputs, then others that it reaches.
@@ -71,18 +85,19 @@ def capture(
     fake = open_sizes[0].fake_mode if open_sizes else FakeTensorMode(allow_non_fake_inputs=True)
     hollow = Hollow(fake)
     roots = [model, list(inputs), keywords]
-    with hollow, torch.random.fork_rng(devices=[]):
+    with hollow, _randomness_kept(), torch.device("cpu"):
         first = [*_state(model), *(each for each in tree_leaves((inputs, keywords)) if isinstance(each, torch.Tensor))]
-        _refuse_without_strides(first)
+        _refuse_without_values(first)
         try:
             for place, tensor in enumerate(first):
                 known = len(first) - len(open_sizes) <= place
                 hollow.stand_in(tensor, open_sizes[place - len(first)] if known else None)
             hollow.exchange(roots)
             with fake:
-                traced = _trace(model, roots, hollow, backward, bool(open_sizes))
+                traced = _trace(model, roots, hollow, backward, bool(open_sizes), capability)
         except Exception as error:
             raise ValueError(_refusal(error, model)) from error
+        _refuse_untraced(traced, model)
         wanted = len({id(tensor) for tensor in first})
         for node, tensor in zip(traced.graph.find_nodes(op="placeholder"), hollow.tensors, strict=True):
             node.meta["host"] = id(tensor) in hollow.on_the_host()
@@ -94,6 +109,20 @@ def capture(
                 traced.graph.erase_node(node)
     traced.recompile()
     return traced, real
+
+
+@contextlib.contextmanager
+def _randomness_kept() -> Iterator[None]:
+    """Restore the random state of PyTorch, Python and NumPy, which a model may use."""
+    of_python, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(of_python)
+        if numpy:
+            numpy.random.set_state(of_numpy)
 
 
 def unwrapped(model):
@@ -109,15 +138,20 @@ def _state(model) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
 
 
-def _refuse_without_strides(tensors: list[torch.Tensor]) -> None:
+def _refuse_without_values(tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_nested:
             raise ValueError("a nested tensor's lengths are data: pass a padded tensor")
-        if tensor.is_quantized:
-            raise ValueError("a quantised tensor has kernels for CPUs alone: pass its int8 values and scales")
+        _refuse_layout(tensor)
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise ValueError("a lazy module has no shapes yet: call it once before")
+        if is_subclass(tensor):
+            raise ValueError(
+                f"{type(tensor).__name__} is a subclass of torch.Tensor with operators of its own: pass plain tensors"
+            )
 
 
-def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
+def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool, capability) -> GraphModule:
     values = KnownValues()
     places = _Places(hollow.modules(model), values)
 
@@ -133,12 +167,14 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
         torch.set_autocast_cache_enabled(cached)  # make_fx turns it off, which would cast a weight at each use
         if symbolic:  # which creates its own tensors
             hollow.exchange(roots, instead=tensors)
-        with as_on_a_gpu(), places.followed():
+        with as_on_a_gpu(capability), places.followed():
             found = _gradients(tensors, call()) if backward else call()
+        hollow.refuse_more_backward()
+        places.refuse_swallowed()
         return [*(each for each in found if each is not None), *hollow.made_since(roots)]
 
     if hollow.optimizers(fresh=True):
-        with as_on_a_gpu(), places.followed():
+        with as_on_a_gpu(capability), places.followed():
             call()  # creates the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
@@ -156,6 +192,19 @@ def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None
     alone = len(results) == 1 and results[0].numel() == 1
     incoming = None if alone else [torch.ones_like(each) for each in results]
     return list(torch.autograd.grad(results, wanted, incoming, allow_unused=True))
+
+
+def _refuse_untraced(traced: GraphModule, model) -> None:
+    """Raise if the graph has a constant without values: a result of operators that the tracer didn't see."""
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(traced, node.target, None), FakeTensor):
+            user = next((each for each in node.users if each.meta.get("line")), node)
+            file, number = user.meta.get("line") or ("", 0)
+            line = " ".join(linecache.getline(file, number).split())[:100]
+            where = f"; {source_name(file)}:{number}: `{line}`" if file else ""
+            raise ValueError(
+                f"{_name(model)} cannot be traced: operators ran out of the tracer's sight, in another thread{where}"
+            )
 
 
 def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: int) -> list[torch.Tensor]:
@@ -180,6 +229,7 @@ class _Places(TorchDispatchMode):
     def __init__(self, names: dict[int, str], values: KnownValues):
         super().__init__()
         self._names, self._values, self._modules, self._forward = names, values, [], {}
+        self._refused: Exception | None = None
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -207,9 +257,27 @@ class _Places(TorchDispatchMode):
         _refuse_writes(func, args, kwargs)
         if (known := self._values.scalar(func, args)) is not None:
             return known
-        result = self._noted(func, args, kwargs)
+        func, args = as_masked_fill(func, args)
+        if func.namespace == "quantized" or func.overloadpacket.__name__.startswith("quantize_per_"):
+            raise ValueError(QUANTISED)
+        for each in tree_leaves(args):
+            if isinstance(each, torch.Tensor):
+                _refuse_layout(each)
+        try:
+            result = self._noted(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self._refused = error
+            raise
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                _refuse_layout(each)
         self._values.follow(func, args, kwargs, result)
         return result
+
+    def refuse_swallowed(self) -> None:
+        """Raise again what the model itself caught: with values, it would have gone on differently."""
+        if self._refused is not None:
+            raise self._refused
 
     def _noted(self, func, args, kwargs):
         mode = get_proxy_mode()
@@ -217,8 +285,9 @@ class _Places(TorchDispatchMode):
             return func(*args, **kwargs)
         nodes = mode.tracer.graph._root  # a doubly linked list: its last node is the root's predecessor
         last = nodes._prev
-        place = self._place()
+        place = self._place() | host_marks(func, args)
         result = func(*args, **kwargs)
+        follow_on_the_host(place, result)
         node = nodes._prev
         while node is not last:
             node.meta.update(place)
@@ -235,6 +304,17 @@ class _Places(TorchDispatchMode):
         if current is None:
             self._forward.setdefault(number, place)
         return place
+
+
+QUANTISED = "a quantised tensor has kernels for CPUs alone: pass its int8 values and scales"
+SPARSE = "a sparse tensor's size depends on values: pass a dense one, or its indices and values"
+
+
+def _refuse_layout(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided and not tensor.is_nested:
+        raise ValueError(SPARSE)
+    if tensor.is_quantized:
+        raise ValueError(QUANTISED)
 
 
 def _refuse_writes(func, args, kwargs) -> None:

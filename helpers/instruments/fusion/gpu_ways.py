@@ -8,7 +8,8 @@
     autocast        CUDA's rules: the operators that run in 16 bits, and those in fp32
     optimizers, clip_grad_norm_    the foreach kernels, CUDA's default
     flex_attention  the kernel that torch.compile generates
-    "cuda"          as a device: stays where it is
+    "cuda"          as a device: stays where it is; x.is_cuda and torch.cuda.is_available() are true for a model
+    x[mask] = 0     a masked fill
 
 What is chosen inside a library, or depends on values, is marked as uncertain.
 """
@@ -16,8 +17,11 @@ What is chosen inside a library, or depends on values, is marked as uncertain.
 import contextlib
 import functools
 import itertools
+import linecache
+import math
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -30,7 +34,9 @@ from torch.nn.attention import flex_attention as flex
 from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves
 
+from helpers.instruments.fusion.hollow import is_users
 from helpers.instruments.prediction import flop_formula
 
 aten = torch.ops.aten
@@ -193,11 +199,18 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         skipped = {"unsure": COMPILED_MASKS[_skipped_masks[-1]], "compiled_mask": _skipped_masks[-1]}
     with _marked(cudnn=prefers_cudnn, **skipped):
         if way == SDPBackend.FLASH_ATTENTION:
-            return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+            if width % 8:
+                given = [functional.pad(each, (0, -width % 8)) for each in given]
+                scale = 1 / math.sqrt(width) if scale is None else scale
+            made = aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+            return made[..., :width] if width % 8 else made
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
                 attn_mask = nothing.masked_fill_(attn_mask.logical_not(), float("-inf"))
+            if way == SDPBackend.EFFICIENT_ATTENTION and any(step % 8 for step in attn_mask.stride()[:-1]):
+                columns = attn_mask.shape[-1]
+                attn_mask = functional.pad(attn_mask, (0, 8 - columns % 8))[..., :columns]
             attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
         keep = torch.is_grad_enabled() and any(each.requires_grad for each in given)
         kernel = aten._scaled_dot_product_efficient_attention
@@ -388,6 +401,78 @@ def _has_torch_function(arguments) -> bool:
 
 _plain_has_torch_function = torch.overrides.has_torch_function
 
+
+def _set_item(tensor, key, value) -> None:
+    """PyTorch fills where a mask is set if the value is a number."""
+    with _marked(number=True) if isinstance(value, bool | int | float) else contextlib.nullcontext():
+        torch.Tensor.__setitem__(tensor, key, value)
+
+
+def as_masked_fill(func, args: tuple):
+    """Return the fill that a GPU runs instead of an index_put_ of a number where a mask is set, and its arguments."""
+    if func is not aten.index_put_.default or not marks().get("number"):
+        return func, args
+    tensor, indices, value = args[:3]
+    (mask, *others) = [each for each in indices if each is not None]
+    if others or mask.dtype not in (torch.bool, torch.uint8):
+        return func, args
+    before = next(place for place, each in enumerate(indices) if each is not None)
+    after = tensor.dim() - before - mask.dim()
+    shape = (*[1] * before, *mask.shape, *[1] * after)
+    return aten.masked_fill_.Tensor, (tensor, mask.view(shape) if after else mask, value)
+
+
+def _to_the_host(tensor, *others, **named):
+    with uncertain(COPIED):
+        copied = tensor.clone()
+    _on_the_host[id(copied)] = copied
+    return copied
+
+
+def _from_the_host(tensor):
+    """Return a tensor as it is on the GPU: copied, if it was on the host."""
+    if id(tensor) not in _on_the_host:
+        return tensor
+    with uncertain(COPIED):
+        return tensor.clone()
+
+
+COPIED = "a copy between the GPU and the host, over the bus: counted as one within the GPU's memory"
+ON_THE_HOST = "after x.cpu(), it runs on the host: counted as if it ran on the GPU"
+_on_the_host: dict[int, torch.Tensor] = {}  # by id: results of x.cpu(), and of operators on them
+
+
+def host_marks(func, args) -> dict:
+    """Return what to note on an operator whose operands x.cpu() has copied to the host."""
+    on_the_host = bool(_on_the_host) and any(id(each) in _on_the_host for each in tree_leaves(args))
+    return {"unsure": ON_THE_HOST} if on_the_host and marks().get("unsure") != COPIED else {}
+
+
+def follow_on_the_host(noted: dict, result) -> None:
+    if noted.get("unsure") == ON_THE_HOST:
+        _on_the_host.update((id(each), each) for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+
+
+def _asks_for_cuda(frame) -> bool:
+    """Return whether a line of source compares with "cuda", as `x.device.type == "cuda"` does."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return any(each in line for each in ('"cuda"', "'cuda'"))
+
+
+def _is_pytorchs(frame) -> bool:
+    return frame.f_code.co_filename.startswith(_PYTORCH)
+
+
+_PYTORCH = str(Path(torch.__file__).parent)
+_IS_CUDA = torch.Tensor.is_cuda.__get__
+_plain_device = FakeTensor.device
+
+
+def _device(self) -> torch.device:
+    caller = sys._getframe(1)
+    return torch.device("cuda", 0) if not _is_pytorchs(caller) and _asks_for_cuda(caller) else _plain_device.fget(self)
+
+
 WAYS = {
     functional.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
@@ -400,7 +485,8 @@ WAYS = {
     torch.rnn_relu: _recurrent("RNN"),
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,
-    torch.Tensor.cuda: lambda tensor, *others, **named: tensor,
+    torch.Tensor.cuda: lambda tensor, *others, **named: _from_the_host(tensor),
+    torch.Tensor.__setitem__: _set_item,
 }
 
 # CUDA's autocast (aten/src/ATen/autocast_mode.h): products run in 16 bits, as on a CPU; these in fp32, unlike there,
@@ -421,11 +507,22 @@ class _GpusWays(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if _names_cuda(kwargs.get("device")):
             kwargs["device"] = "cpu"
+        if func in _OF_A_PLACE:
+            caller = sys._getframe(1)
+            if func == torch.Tensor.cpu and not _is_pytorchs(caller):
+                return _to_the_host(*args)
+            if func == _IS_CUDA and not _is_pytorchs(caller):
+                return True
         if func is torch.Tensor.to:
+            if any(isinstance(each, str | torch.device) for each in (*args[1:], kwargs.get("device"))):
+                args = (_from_the_host(args[0]), *args[1:])
             args = tuple("cpu" if _names_cuda(each) else each for each in args)
         if torch.is_autocast_enabled("cpu"):
             args, kwargs = _as_autocast_does(getattr(func, "__name__", "").strip("_"), args, kwargs)
         return WAYS.get(func, func)(*args, **kwargs)
+
+
+_OF_A_PLACE = frozenset([torch.Tensor.cpu, _IS_CUDA])
 
 
 def _names_cuda(device) -> bool:
@@ -452,11 +549,28 @@ def _as_autocast_does(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict
 def _autocast(self, device_type, dtype=None, enabled=True, cache_enabled=None):
     """CUDA's autocast, entered as that of the CPU, where the tensors are while they are traced."""
     if device_type == "cuda":
-        device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        device_type, dtype = "cpu", dtype or _autocast_dtype("cuda")
     _plain_autocast(self, device_type, dtype, enabled, cache_enabled)
 
 
 _plain_autocast = autocast_mode.autocast.__init__
+_autocast_enabled, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+
+def _scaler_step(self, optimizer, *args, **kwargs):
+    """Step as a scaler that is disabled, for lack of a GPU or on purpose."""
+    if self._enabled:
+        return _plain_scaler_step(self, optimizer, *args, **kwargs)
+    with uncertain(SCALER):
+        return _plain_scaler_step(self, optimizer, *args, **kwargs)
+
+
+def _offload(self, *args, **kwargs):
+    raise ValueError("save_on_cpu copies saved tensors over the bus, which isn't analysed: leave it out")
+
+
+SCALER = "torch.amp.GradScaler is disabled here: where it is enabled, it also unscales and checks all gradients"
+_plain_scaler_step = torch.amp.GradScaler.step
 
 
 _skipped_masks: list[str] = []  # of COMPILED_MASKS, a key for each mask that the current trace has skipped so far
@@ -471,6 +585,7 @@ def believed_real(has_values: Callable[[torch.Tensor], bool]) -> Iterator[None]:
     utilities, masking = (sys.modules.get(f"transformers.{name}") for name in ("utils.import_utils", "masking_utils"))
     plain = getattr(utilities, "is_fake_tensor", None)
     _skipped_masks.clear()
+    _on_the_host.clear()
     with contextlib.ExitStack() as stack:
         if plain is not None:
             stack.enter_context(
@@ -481,6 +596,7 @@ def believed_real(has_values: Callable[[torch.Tensor], bool]) -> Iterator[None]:
             if decide := getattr(masking, name, None):
                 stack.enter_context(mock.patch.object(masking, name, functools.partial(_noting_skips, decide, kind)))
         stack.callback(_skipped_masks.clear)
+        stack.callback(_on_the_host.clear)
         yield
 
 
@@ -494,6 +610,17 @@ def _noting_skips(decide: Callable, kind: str, padding_mask=None, *args, **kwarg
     return skips
 
 
+def _of_cudas_autocast(plain: Callable, device_type: str = "cuda"):
+    return plain("cpu" if device_type == "cuda" and _autocast_enabled("cpu") else device_type)
+
+
+_plain_cuda_is_available = torch.cuda.is_available
+
+
+def _cuda_is_available() -> bool:
+    return is_users(sys._getframe(1).f_code.co_filename) or _plain_cuda_is_available()
+
+
 def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, bool]:
     return False, not differentiable
 
@@ -505,14 +632,46 @@ def _number(value):
     return STEPS if isinstance(value, torch.Tensor) else value
 
 
+_plain_capability = torch.cuda.get_device_capability
+
+
+OPTIMIZERS_WAYS = {
+    "_default_to_fused_or_foreach": _foreach_by_default,
+    "_get_value": _number,
+    "_get_capturable_supported_devices": lambda supports_xla=True: ["cuda", "cpu"],
+}
+_plain_module_to = torch.nn.Module.to
+
+
+def _module_to(self, *args, **kwargs):
+    """Leave a module that moves to another device where it is."""
+    _, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    return self if dtype is None and memory_format is None else _plain_module_to(self, *args, **kwargs)
+
+
 @contextlib.contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Inside, PyTorch's functions take the GPU's ways."""
+def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Inside, PyTorch's functions take the ways of a GPU of this compute capability."""
+
+    def get_device_capability(device=None) -> tuple[int, int]:
+        return _plain_capability(device) if _is_pytorchs(sys._getframe(1)) else capability
+
     with contextlib.ExitStack() as stack:
         # The mode does not see what a function of PyTorch calls in turn; that finds the names replaced.
         for name in ("rms_norm", "dropout", "scaled_dot_product_attention"):
             stack.enter_context(mock.patch.object(functional, name, WAYS[getattr(functional, name)]))
         stack.enter_context(mock.patch.object(autocast_mode.autocast, "__init__", _autocast))
+        # which PyTorch, CPU or not, is asked about
+        for name, plain in (("is_autocast_enabled", _autocast_enabled), ("get_autocast_dtype", _autocast_dtype)):
+            of_a_cpu = functools.partial(_of_cudas_autocast, plain)
+            stack.enter_context(mock.patch.object(torch, name, of_a_cpu))
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", _cuda_is_available))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "to", _module_to))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "cuda", lambda self, device=None: self))
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", get_device_capability))
+        stack.enter_context(mock.patch.object(FakeTensor, "device", property(_device, _plain_device.fset)))
+        stack.enter_context(mock.patch.object(torch.amp.GradScaler, "step", _scaler_step))
+        stack.enter_context(mock.patch.object(torch.autograd.graph.save_on_cpu, "__init__", _offload))
         stack.enter_context(mock.patch.object(torch.overrides, "has_torch_function", _has_torch_function))
         stack.enter_context(mock.patch.object(torch.nn.modules.activation, "_is_make_fx_tracing", return_value=False))
         stack.enter_context(mock.patch.object(torch, "_transformer_encoder_layer_fwd", _encoder_layer))
@@ -521,7 +680,7 @@ def as_on_a_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True))
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.optim"):
-                for attribute, ours in (("_default_to_fused_or_foreach", _foreach_by_default), ("_get_value", _number)):
+                for attribute, ours in OPTIMIZERS_WAYS.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, ours))
         types = [*_foreach_utils._foreach_supported_types, FakeTensor]

@@ -38,6 +38,8 @@ class Hollow:
         self._undo: list[Callable[[], None]] = []
         self._modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._hooks: list[Callable] = []  # of tensors; their replacements have them too
+        self._computed: list[torch.Tensor] = []  # replacements of tensors with a backward pass of their own
         self.tensors: list[torch.Tensor] = []
         self.stand_ins: list[torch.Tensor] = []
 
@@ -73,9 +75,32 @@ class Hollow:
                 if isinstance(tensor, torch.nn.Parameter):
                     known._is_param = True
         self._enter(tensor, known)
-        if tensor.is_leaf and tensor.grad is not None:
+        if not tensor.is_leaf:
+            self._computed.append(known)
+        elif tensor.grad is not None:
             known.grad = self.stand_in(tensor.grad)
+        if known.requires_grad:
+            self._take_hooks(tensor, known)
         return known
+
+    def _take_hooks(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
+        """Copy a tensor's hooks to its replacement; they may hold more tensors, or an optimizer that steps in one."""
+        for attribute, register in (
+            ("_backward_hooks", known.register_hook),
+            ("_post_accumulate_grad_hooks", known.register_post_accumulate_grad_hook),
+        ):
+            for hook in list((getattr(tensor, attribute, None) or {}).values()):
+                register(hook)
+                self._hooks.append(hook)
+
+    def refuse_more_backward(self) -> None:
+        """Raise if a backward pass has reached a tensor whose own, earlier computation it would go on into."""
+        for each in self._computed:
+            if each.grad is not None:
+                raise ValueError(
+                    f"backward() reaches a tensor of shape {tuple(each.shape)} that was computed before the call: "
+                    "compute it inside, or pass x.detach().requires_grad_()"
+                )
 
     def _enter(self, tensor, known) -> None:
         self._of[id(tensor)] = tensor, known
@@ -155,13 +180,15 @@ class Hollow:
             if self._again and tensor.is_leaf and tensor.grad is not None:
                 self._exchanged(tensor.grad)
             return tensor
-        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_leaf:
+        if tensor.layout is not torch.strided or tensor.is_nested or is_subclass(tensor):
             return tensor
         return self.stand_in(tensor)
 
     def _walk(self, root) -> None:
-        waiting = [root]
-        while waiting and len(self._seen) < MOST:
+        waiting, hooks = [root], 0
+        while (waiting or hooks < len(self._hooks)) and len(self._seen) < MOST:
+            if not waiting:
+                waiting, hooks = self._hooks[hooks:], len(self._hooks)
             each = waiting.pop()
             if _holds_nothing(each) or isinstance(each, torch.Tensor) or id(each) in self._seen:
                 continue
@@ -291,6 +318,16 @@ class Hollow:
                 space[name] = mine
             found.append(mine)
         return found
+
+
+def is_subclass(tensor: torch.Tensor) -> bool:
+    """Return whether operators on it are a subclass's own: quantised weights, for example."""
+    kind = type(tensor)
+    if isinstance(tensor, FakeTensor):
+        return False
+    plain = torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or function not in plain
 
 
 def _restore(space: dict, name: str, saved) -> None:

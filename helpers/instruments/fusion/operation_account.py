@@ -78,7 +78,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
     """
     with dry_run_scope(multiprocessors) as stage, torch.no_grad():
         walk = _Walk(graph, stage, progress)
-        walk.run(*[stage.without_data(tensor).requires_grad_(False) for tensor in tensors])
+        walk.run(*[tensor.requires_grad_(False) for tensor in stage.without_data_together(tensors)])
     _wait(walk)
     return walk.steps
 
@@ -145,7 +145,10 @@ class _Walk(Interpreter):
         made = [found for each in tensors_of(result) if (found := self.access(each)) and found.storage not in known]
         step.writes += made
         step.results = [found for each in tensors_of(result) if (found := self.access(each))]
-        if step.launches:
+        if not step.writes and node.target.namespace not in ("aten", "as_on_a_gpu", "prims"):
+            step.launches = []  # what a custom operator without results does is unknown
+            self.steps.append(step)
+        elif step.launches:
             _weigh(step)
             if step.writes:  # otherwise its results are empty, and a GPU launches nothing
                 self.steps.append(step)

@@ -49,6 +49,7 @@ BATCH_NORMS = frozenset(
 BATCH_NORMS |= {"cudnn_batch_norm_backward", "batch_norm_backward", "_batch_norm_with_update"}
 GROUP_NORMS = frozenset(["native_group_norm", "native_group_norm_backward"])
 MATMULS = frozenset("mm addmm bmm baddbmm _scaled_mm _int_mm _addmm_activation addmv mv dot".split())
+VECTOR_PRODUCTS = frozenset("mv addmv dot".split())
 CONVOLUTIONS = frozenset("convolution convolution_backward cudnn_convolution".split())
 GATHERS = frozenset(
     "embedding index index_select gather take nll_loss_forward nll_loss2d_forward max_pool2d_with_indices avg_pool2d "
@@ -113,6 +114,7 @@ ARITHMETIC = {
     "_thnn_fused_gru_cell": (5, 3),
     "binary_cross_entropy_with_logits": (8, 2),
 }
+COMPLEX = {"mul": 6, "div": 11}  # FLOPs per complex element; other operators take twice those of a real one
 Space = tuple[tuple[int, bool], ...]  # (size, whether it is reduced) of each run of dimensions, outermost first
 
 
@@ -254,9 +256,13 @@ def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
         epilogue = step.writes[0].points if base_name(step) in ("addmm", "baddbmm") else 0
         return Arithmetic(product, epilogue, 0)
     name = base_name(step)
+    if name in VECTOR_PRODUCTS:
+        return Arithmetic(0, 2 * max((each.points for each in step.reads), default=0), 0)
     if name in COPIES or kind in ("gather", "scatter"):
         return Arithmetic(0, 0, 0)
     flops, special = ARITHMETIC.get(plain_name(name.removeprefix(FOREACH)), (1, 0))
+    if step.writes and step.writes[0].dtype.is_complex:
+        flops = COMPLEX.get(name, 2 * flops)
     points = max((each.points for each in step.writes), default=0)
     if kind in ("reduction", "normalisation") or is_foreach(step):
         points = points_of(step, kind)
@@ -300,6 +306,10 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: a custom operator, counted as one kernel that moves each tensor once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: its kernels are unknown; counted as one kernel that moves each tensor once"
+    if name in SORTED and any(
+        each.dtype in (torch.bool, torch.uint8) for each in tensors_of(step.given.get("indices"))
+    ):
+        return f"aten.{name}: PyTorch first looks for the places that the mask selects; that is not counted"
     if name in SORTED and step.given.get("accumulate", True):
         return f"aten.{name}: PyTorch may sort the positions to add duplicates; the sort is not counted"
     inputs = [each for each in (node.meta.get("val") for node in step.node.all_input_nodes) if _is_tensor(each)]
@@ -317,6 +327,8 @@ def unsure_of(step: TracedStep) -> str:
                 "convolutions in groups: timed as one without groups; with them, RegNetY took 1.2 times its predicted "
                 "time on an H100, compiled 2.6 times"
             )
+        if step.given.get("transposed"):
+            return "transposed convolutions: timed as one kernel at the rate of a convolution; not measured"
         if is_channels_first(max(given, key=torch.Tensor.numel)):
             return (
                 "convolutions of NCHW tensors: cuDNN may convert them to NHWC and back, which adds kernels; "
