@@ -1,8 +1,11 @@
 """The model answers pass on every draw: a few here, 500 in the long run."""
 
 import contextlib
+import functools
 import io
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import model_draws
 import pytest
@@ -39,6 +42,45 @@ def test_a_run_that_is_cut_short_goes_on_where_it_stopped(tmp_path, capsys):
     assert model_draws.main([*only, "20"]) == 0
     assert [line["start"] for line in model_draws.lines_in(out)] == [0, 10]
     assert re.search(r"01_roofline +the model answer +20 +0 ", capsys.readouterr().out)
+
+
+def questions(exercise: str, draw: int, folder: Path) -> dict[str, list[str]]:
+    """What each check that asks for plain values asks the answers, with one draw's inputs."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, draw, folder)
+        answers = {name: run.namespace[name] for name in run.functions}
+        found = {}
+        for check in run.checks.keys() - model_draws.OF_NO_VALUE - {"values", "other-values"}:
+            asked = found[check] = []
+            run.run_check(check, {name: noted(answer, asked) for name, answer in answers.items()}, folder)
+    return found
+
+
+def noted(answer: Callable, asked: list[str]) -> Callable:
+    @functools.wraps(answer)
+    def call(*given):
+        asked.append(f"{answer.__name__}{given}")
+        return answer(*given)
+
+    return call
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "exercise",
+    [
+        "01_roofline",
+        "02_count_the_bytes",
+        "07_register_budget",
+        "18_short_kernels",
+        pytest.param("13_decide", marks=pytest.mark.long),
+    ],
+)
+def test_only_questions_that_no_draw_changes_are_asked_on_one_draw(exercise, tmp_path):
+    first, second = (questions(exercise, draw, tmp_path) for draw in (301, 302))
+    assert all(first.values())
+    same = {check for check, asked in first.items() if asked == second[check]}
+    assert same == model_draws.SAME_QUESTIONS.get(exercise, set()) - model_draws.OF_NO_VALUE
 
 
 @pytest.mark.parametrize(
