@@ -51,16 +51,23 @@ def questions(exercise: str, draw: int, folder: Path) -> dict[str, list[str]]:
         answers = {name: run.namespace[name] for name in run.functions}
         found = {}
         for check in run.checks.keys() - model_draws.OF_NO_VALUE - {"values", "other-values"}:
-            asked = found[check] = []
-            run.run_check(check, {name: noted(answer, asked) for name, answer in answers.items()}, folder)
+            asked, running = found.setdefault(check, []), []
+            run.run_check(check, {name: noted(answer, asked, running) for name, answer in answers.items()}, folder)
     return found
 
 
-def noted(answer: Callable, asked: list[str]) -> Callable:
+def noted(answer: Callable, asked: list[str], running: list[str]) -> Callable:
+    """The answer, which adds its calls to `asked`, but not those that a running answer makes."""
+
     @functools.wraps(answer)
     def call(*given):
-        asked.append(f"{answer.__name__}{given}")
-        return answer(*given)
+        if not running:
+            asked.append(f"{answer.__name__}{given}")
+        running.append(answer.__name__)
+        try:
+            return answer(*given)
+        finally:
+            running.pop()
 
     return call
 
