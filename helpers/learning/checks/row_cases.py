@@ -97,7 +97,11 @@ def norm_cases(
         row = 3 * place
         special.inputs[place][row, 5], special.inputs[place][row + 1, 5] = torch.nan, torch.inf
         special.inputs[place][row + 2, 5] = torch.inf if place == gate else -torch.inf
-    found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
+    for cols in sorted(widths):
+        padded = call("", PADDING if cols > 1 else "a row of one element", 3, cols)
+        # With two columns, each of them may by chance be a sum of terms that nearly cancel.
+        of_terms = largest_term(sum(padded.inputs[:tensors]), padded.inputs[tensors]) if vectors > 1 else 1.0
+        found.append(replace(padded, least=of_terms))
     found.append(special)  # after those: it doesn't fill its block either
     count = "the number of rows: every dimension but the last"
     found.append(call("three dimensions", count, 2, 3, 65))
@@ -187,6 +191,15 @@ def shift_conditioning(rows: torch.Tensor) -> float:
     apart = finite - finite.mean(dim=-1, keepdim=True)
     variance = (apart * apart).mean(dim=-1, keepdim=True)
     return 1.0 + (apart * apart / variance).nan_to_num(0.0, 0.0, 0.0).max().item()
+
+
+def largest_term(rows: torch.Tensor, weight: torch.Tensor) -> float:
+    """Return the largest product of a normalised element and its weight, at least 1. It's rounded before the bias is
+    added, and the result may be smaller."""
+    exact = rows.double()
+    apart = exact - exact.mean(dim=-1, keepdim=True)
+    normalised = apart / (apart * apart).mean(dim=-1, keepdim=True).sqrt()
+    return max(1.0, (normalised * weight).nan_to_num(0.0, 0.0, 0.0).abs().max().item())
 
 
 def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
