@@ -43,7 +43,7 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("type('X', (), {})", "type isn't available"),
         ("t = type\nt('X', (), {})", "line 1: type isn't available"),
         ("def f(type):\n    return 1\n\ndef g():\n    return type('X', (), {})", "line 5: type isn't available"),
-        ("class X: pass", "not in the language of answers"),
+        ("class X: pass", "classes aren't graded, and X is one: write functions"),
         ("x = object()", "object isn't available"),
         ("x = _ih", "_ih isn't available"),
         ("x = In[1]", "In isn't available"),
@@ -62,7 +62,9 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("from torch import nn as reference", "reference is a name of the exercise"),
         # Kernels in other places
         ("def f(x):\n    @triton.jit\n    def k(y): pass", "under @triton.jit alone"),
-        ("@triton.autotune([], [])\n@triton.jit\ndef k(x_ptr): pass", "under @triton.jit alone"),
+        ("@triton.autotune([], [])\n@triton.jit\ndef k(x_ptr): pass", "@triton.autotune isn't graded: leave it out"),
+        ("@triton.heuristics({})\n@triton.jit\ndef k(x_ptr): pass", "@triton.heuristics isn't graded: leave it out"),
+        ("@staticmethod\ndef k(x_ptr): pass", "under @triton.jit alone"),
         # Other readers of the text would see other code
         ("# -*- coding: utf-7 -*-\nx = 1", "line 1: text in a notebook is UTF-8"),
         ("\n# vim: set fileencoding=latin-1 :\nx = 1", "line 2: text in a notebook is UTF-8"),

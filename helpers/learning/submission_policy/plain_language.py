@@ -103,6 +103,8 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
 
 def check_node(node: ast.AST, is_math: bool, taken: set[str]) -> None:
     """Raise RefusedError if a node of an answer is not in the language."""
+    if isinstance(node, ast.ClassDef):
+        raise RefusedError(node, f"classes aren't graded, and {node.name} is one: write functions")
     if not isinstance(node, KNOWN):
         raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers that give numbers")
     match node:
