@@ -1036,7 +1036,7 @@ MISTAKES = [
         (
             "another formula",
             {"return is_legal(graph, [one, two]) and kernel_cost": "return kernel_cost"},
-            "gives True, but (.*\n)*.*Look at whether it is legal",
+            "gives True, but (.*\n)*.*Look at whether it's legal",
             "cost one by one",
         ),
         (
@@ -1228,7 +1228,7 @@ MISTAKES = [
         (
             "count",
             {"return 6, 4 * (11 * width + products)": "return 4 * (11 * width + products), 6"},
-            "the right numbers in another order",
+            "the right numbers in the wrong order",
             "terms",
         ),
         ("count", {"return 3, 4 * (5": "return 2, 4 * (5"}, "launches: got 2, expected 3", "bytes: got"),

@@ -121,6 +121,8 @@ def test_a_kernel_is_what_triton_would_cut_out_of_the_text(kernel, told):
         '\n\ndef f(x):\n    """Words\n    \n    and words."""\n    for _ in range(2):\n        x = x + 1\n    return x',
         "def f(x):\n    grid = lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)\r\n    return grid\r\n",
         "def f(x):\n    seen = {}\n    seen[x.shape] = [y for y in x.unbind(0) if y.numel()]\n    return seen.items()",
+        "def f(x):\n    while True:\n        pass\n    return triton.cdiv(x.numel(), 2) + math.ceil(2.5)",
+        "def f(x):\n    return x\n    return triton.cdiv(x.numel(), 2)",
         "def f(x: torch.Tensor, p: float = 0.1) -> torch.Tensor:\n    return x if x.dtype == torch.int8 else x",
     ],
 )

@@ -103,10 +103,14 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
     # A function may name its local variables freely, because it doesn't look those names up in the notebook.
     outside = looked_up(ast.Module(rest, type_ignores=[]))
     given = {name for statement in rest for node in ast.walk(statement) for name in imports_of(node)}
-    modules = {name: module for name, module in modules.items() if name in outside or name in given}
+    bound = {name for statement in rest for name in names_bound(statement)}
+    # Python doesn't compile the lines after a return, so it doesn't look their names up either.
+    modules = {
+        name: module for name, module in modules.items() if name in outside or name in given or name not in bound
+    }
     # A local name in one function would be allowed in all others too, so it must be allowed everywhere.
-    own = {name for statement in rest for name in names_bound(statement)} - modules.keys() - NOT_OPEN
-    own |= {name for statement in rest for name in names_bound(statement)} - outside.keys()
+    own = bound - modules.keys() - NOT_OPEN
+    own |= bound - outside.keys()
     for statement in rest:
         for name, node in bound_outside(statement):
             if name in kept | USUAL.keys():
