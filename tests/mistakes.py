@@ -826,7 +826,7 @@ MISTAKES = [
         ("grid", {"(x.numel() // cols,)": "(x.numel() // cols - 1,)"}),
         ("grid", {"(x.numel() // cols,)": "(x.shape[0],)"}),
         ("hard-coded size", {"block = triton.next_power_of_2(cols)": "block = 1024"}),
-        ("order of axes", {"return q, scale": "return scale, q"}, "result 1 of 2's (shape|dtype)"),
+        ("order of axes", {"return q, scale": "return scale, q"}, "in another order than expected", "allocated"),
     ),
     *mistakes_in(
         "15_capstone",

@@ -194,6 +194,13 @@ def compare(
         raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", what)
     results = list(zip(as_tuple(got), exact, as_tuple(usual), strict=True))
     names = [f"result {number} of {len(results)}" for number in range(1, len(results) + 1)]
+    mine, wanted = ([(tuple(x[which].shape), str(x[which].dtype)) for x in results] for which in (0, 2))
+    if mine != wanted and sorted(mine) == sorted(wanted):
+        order = ", ".join(f"{shape} in {kind.removeprefix('torch.')}" for shape, kind in wanted)
+        raise AnswerError(
+            f"{where}: the results are in another order than expected: {order}",
+            "the order of what your function returns",
+        )
     for name, (mine, _, wanted) in zip(names, results, strict=True):
         for what, has, expected in (
             ("shape", tuple(mine.shape), tuple(wanted.shape)),
