@@ -200,7 +200,7 @@ check_offsets(add_gelu, vectors, sizes=(16384, 32768), size=2**32, programs=108,
 check_values(
     add_gelu,
     reference,
-    elementwise_cases(2, seed=1729, sizes=(2, 255, 4099), one_rounding=True),
+    elementwise_cases(2, seed=1729, sizes=(2, 255, 4099), one_rounding=True, every_shape=False),
     unlike=ADD_GELU_MISTAKES,
     name="other-values",
 )
