@@ -161,7 +161,7 @@ hint = Hints(
         "": (
             "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract "
             "the row's maximum before the exponential, and divide by the sum.",
-            "Then one round: tl.argmax for the index, the winner's p for the value, and two stores. "
+            "Then one round: tl.argmax for the index, the winner's p for the value, two stores. "
             "Take out the winner by its index.",
         ),
     },
