@@ -182,7 +182,7 @@ MISTAKES = [
     *mistakes_in(
         "02_count_the_bytes",
         ("count", {"4 * (2 * (n + columns) + 2 * n)": "4 * 6 * n"}, r"count_affine\(2, 3\)(.*\n)*.*mul: 36 B read"),
-        ("count", {"return 2, 4 * 4 * n": "return 4 * 4 * n, 2"}, "another order"),
+        ("count", {"return 2, 4 * 4 * n": "return 4 * 4 * n, 2"}, "in the wrong order"),
         ("return", {"return 2, 4 * 4 * n": "return 4 * 4 * n"}, "2 values are needed: launches, bytes"),
         ("count", {"return 2, 4 * 4 * n": "return 2, 4 * n"}, "a quarter of the expected value"),
         ("count", {"return 2, 4 * 4 * n": "return 2, 4 * 4 * n / 1e6"}, "the unit: yours is in millions", "the terms"),
@@ -449,7 +449,7 @@ MISTAKES = [
         ("hard-coded size", {"tl.static_range(K)": "tl.static_range(4)"}, r"out-of-bounds store of result\[1\]"),
         (
             "order of axes",
-            {"row * K + place, tl.max": "place * tl.num_programs(0) + row, tl.max"},
+            {"row * K + place, tl.sum": "place * tl.num_programs(0) + row, tl.sum"},
             "the k rounds|rows and columns are exchanged",
         ),
         (
@@ -659,7 +659,7 @@ MISTAKES = [
             {"p = tl.exp(s - safe": "s = s.to(tl.float16).to(tl.float32)\n        p = tl.exp(s - safe"},
             "the scale",
         ),
-        ("NaN and inf", {"tl.where(total > 0, 1.0 / total, 0.0)": "1.0 / total"}),
+        ("NaN and inf", {"tl.where(total == 0, 0.0, 1.0 / total)": "1.0 / total"}),
         ("NaN and inf", {'safe = tl.where(grown == -float("inf"), 0.0, grown)': "safe = grown"}),
         (
             "order of axes",
@@ -826,7 +826,7 @@ MISTAKES = [
         ("grid", {"(x.numel() // cols,)": "(x.numel() // cols - 1,)"}),
         ("grid", {"(x.numel() // cols,)": "(x.shape[0],)"}),
         ("hard-coded size", {"block = triton.next_power_of_2(cols)": "block = 1024"}),
-        ("order of axes", {"return q, scale": "return scale, q"}, "result 1 of 2's (shape|dtype)"),
+        ("order of axes", {"return q, scale": "return scale, q"}, "in another order than expected", "allocated"),
     ),
     *mistakes_in(
         "15_capstone",
@@ -1036,7 +1036,7 @@ MISTAKES = [
         (
             "another formula",
             {"return is_legal(graph, [one, two]) and kernel_cost": "return kernel_cost"},
-            "gives True, but (.*\n)*.*Look at whether it is legal",
+            "gives True, but (.*\n)*.*Look at whether it's legal",
             "cost one by one",
         ),
         (
@@ -1228,7 +1228,7 @@ MISTAKES = [
         (
             "count",
             {"return 6, 4 * (11 * width + products)": "return 4 * (11 * width + products), 6"},
-            "the right numbers in another order",
+            "the right numbers in the wrong order",
             "terms",
         ),
         ("count", {"return 3, 4 * (5": "return 2, 4 * (5"}, "launches: got 2, expected 3", "bytes: got"),

@@ -97,7 +97,7 @@ SCORES = {  # (before, a text in it, what becomes of it) -> why
     ),
     ("safe = tl.where(top == -float('inf'), 0.0, top)", "0.0", "1.0"): "-inf - 1 is -inf, too",
     ("safe = tl.where(grown == -float('inf'), 0.0, grown)", "0.0", "1.0"): "-inf - 1 is -inf, too",
-    ("share = tl.where(total > 0, 1.0 / total, 0.0)", "0.0", "1.0"): (
+    ("share = tl.where(total == 0, 0.0, 1.0 / total)", "0.0", "1.0"): (
         "where nothing was summed, what it multiplies is 0"
     ),
     (

@@ -34,16 +34,16 @@ RIGHT = {
         "tiles of 16": {"block_m, block_n = 32, 64": "block_m, block_n = 16, 16"},
         "walks over all keys": {WALK: "for start in range(0, seq, BLOCK_N):"},
         "logarithm of the sum": {
-            SHARE: 'lse = safe + tl.log(tl.where(total > 0, total, 1.0))\n    lse = tl.where(top == -float("inf"), float("inf"), lse)',
+            SHARE: 'lse = safe + tl.log(tl.where(total == 0, 1.0, total))\n    lse = tl.where(top == -float("inf"), float("inf"), lse)',
             P: "p = tl.exp(s - lse[:, None])",
         },
         "divides": {
-            SHARE: "share = tl.where(total > 0, total, 1.0)",
+            SHARE: "share = tl.where(total == 0, 1.0, total)",
             P: "p = tl.exp(s - safe[:, None]) / share[:, None]",
         },
         "scale of the kernel's own": {"tl.dot(q, k) * scale": "tl.dot(q, k) / tl.sqrt(DIM * 1.0)"},
         # In rows without a key every exponential is 0, whatever the share.
-        "rows without a key have a share": {SHARE: "share = tl.where(total > 0, 1.0 / total, 1.0 / seq)"},
+        "rows without a key have a share": {SHARE: "share = tl.where(total == 0, 1.0 / seq, 1.0 / total)"},
         "walk in whole tiles of keys": {
             WALK: "for start in range(0, tl.minimum(seq, tl.program_id(0) * BLOCK_M + 1), BLOCK_N):"
         },

@@ -447,7 +447,7 @@ WRONG = {
         "clamp -88": {"x - tl.max(x, axis=0)": "tl.maximum(x - tl.max(x, axis=0), -88.0)"},
         "eps in sum": {"tl.sum(e, axis=0)": "(tl.sum(e, axis=0) + 1e-6)"},
         "exp2 rounded": {"tl.exp(x - tl.max(x, axis=0))": "tl.exp2((x - tl.max(x, axis=0)) * 1.4427)"},
-        "values by x": {"tl.max(left, axis=0))": "tl.max(x, axis=0))"},
+        "values by x": {"tl.where(col == winner, p, 0.0)": "tl.where(col == winner, x, 0.0)"},
         "rows shape0": {"x.numel() // cols,": "x.shape[0],"},
         "no contiguous": {"x = x.contiguous()": "x = x"},
         "k rounds K-1": {"tl.static_range(K)": "tl.static_range(K - 1)"},

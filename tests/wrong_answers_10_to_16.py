@@ -10,7 +10,7 @@ SAFE_GROWN = 'safe = tl.where(grown == -float("inf"), 0.0, grown)'
 SUM = "total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), axis=1)"
 WALK = "for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):"
 VALID = "valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0"
-SHARE = "share = tl.where(total > 0, 1.0 / total, 0.0)"
+SHARE = "share = tl.where(total == 0, 0.0, 1.0 / total)"
 P = "p = tl.exp(s - safe[:, None]) * share[:, None]"
 HEAD = "head = tl.program_id(1).to(tl.int64) % heads"
 BATCH = "batch = tl.program_id(1).to(tl.int64) // heads"

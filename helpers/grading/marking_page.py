@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from helpers.grading.grade import Result, clean, result_from_json
-from helpers.grading.marks import Mark, add_mark, mark_of, marks_in
+from helpers.grading.marks import Mark, add_mark, mark_of, marks_in, number
 from helpers.grading.report_pages import LIGHT, STYLE, beside
 
 MAX_BODY = 100_000  # bytes that the page may send
@@ -80,6 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not 0 < length <= MAX_BODY:
                 raise ValueError(f"a mark has at most {MAX_BODY:,} bytes")
             said = json.loads(self.rfile.read(length))
+            number(str(said["points"]))  # its error speaks of the field; that of `mark_of`, of a command's option
             mark = mark_of(*(str(said[name]) for name in ("student", "exercise", "points", "comment")))
             if (mark.student, mark.exercise) not in {
                 (who, result.exercise) for who, result in answers_kept(self.report)

@@ -47,9 +47,9 @@ print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 # %% [markdown]
 # ## Your answers
 #
-# **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python. You can't import
-# anything else, or use any other name from this notebook. `fusion check` and the grader reject such a line and report
-# it. (Outside the answer cells, do what you like.)
+# **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python, but no classes. You
+# can't import anything else, or use any other name from this notebook. `fusion check` and the grader reject such a line
+# and report it. (Outside the answer cells, do what you like.)
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
 # are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then

@@ -57,9 +57,9 @@ measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 # %% [markdown]
 # ## Your answers
 #
-# **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else, or use
-# any other name from this notebook. `fusion check` and the grader reject such a line and report it. Each answer returns
-# two numbers: **launches, bytes**.
+# **What answers may use:** the functions' arguments, `math`, and plain Python, but no classes. You can't import
+# anything else, or use any other name from this notebook. `fusion check` and the grader reject such a line and report
+# it. Each answer returns two numbers: **launches, bytes**.
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
 # are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then

@@ -79,9 +79,9 @@ def reference_backward(grad_y, p, seed):
 # %% [markdown]
 # ## Your answers
 #
-# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
-# import or name and report the line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 13 of the 15 points; the other
 # 2 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then

@@ -60,9 +60,9 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
-# import or name and report the line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 #
 # Use one program per row, and compute in float32 whatever the dtype of x. Remember that the block is a power of two,
 # but a row can have any length up to 16,384.

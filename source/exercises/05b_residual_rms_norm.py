@@ -55,9 +55,9 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
-# import or name and report the line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"

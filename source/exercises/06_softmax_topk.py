@@ -13,8 +13,9 @@
 # \text{ and their indices}$$
 #
 # If elements are equal, the one with the **lower index** comes first. (Some elements are so far below the maximum that
-# their probabilities round to the same number. Those may come in either order.) As in PyTorch, all probabilities of a
-# row are NaN if it has a NaN or +infinity, or nothing except -infinity. The indices of such a row aren't checked.
+# their probabilities round to the same number. Those may come in either order.) As in PyTorch, all probabilities and
+# values of a row are NaN if it has a NaN or +infinity, or nothing except -infinity. The indices of such a row aren't
+# checked.
 #
 # **The picture**, for one row and k = 2:
 
@@ -65,9 +66,9 @@ print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
-# import or name and report the line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 #
 # Use one program per row. If several elements are equal, `tl.argmax` returns the lowest index. k is known at compile
 # time, so a loop over `tl.static_range(K)` is unrolled.
@@ -100,7 +101,8 @@ def softmax_topk_kernel(
     for place in tl.static_range(K):
         # Remove it by index, not by value, so that an equal element can still win later.
         winner = tl.argmax(left, axis=0)
-        tl.store(values_ptr + row * K + place, tl.max(left, axis=0))
+        # The winner's p, which may be NaN. tl.max(left) would drop a NaN and return -1.
+        tl.store(values_ptr + row * K + place, tl.sum(tl.where(col == winner, p, 0.0), axis=0))
         tl.store(indices_ptr + row * K + place, winner)
         left = tl.where(col == winner, -1.0, left)
     # END SOLUTION
@@ -144,6 +146,11 @@ def softmax_topk(x, k):
 # %% tags=["hide-input"]
 hint = Hints(
     values={
+        "Look at NaN": (
+            "Which value does your round store if all of the row's p are NaN?",
+            "tl.max drops NaN, so it returns what you put in the padding or in a past winner's "
+            "place. Store the winner's own p: tl.sum(tl.where(col == winner, p, 0.0), axis=0).",
+        ),
         "Look at (ties|the k rounds|elements of -inf)|none of them may win": (
             "p is right, but the rounds aren't. Each round finds the largest probability left, "
             "stores it and its index, and removes it. How do you remove it?",
@@ -154,8 +161,8 @@ hint = Hints(
         "": (
             "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract "
             "the row's maximum before the exponential, and divide by the sum.",
-            "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take "
-            "out the winner by its index.",
+            "Then one round: tl.argmax for the index, the winner's p for the value, two stores. "
+            "Take out the winner by its index.",
         ),
     },
     traffic=(

@@ -96,9 +96,9 @@ def compiled_rows(columns, settings, device):
 compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else or use
-# other names from this notebook; `fusion check` and the grader reject such a line and report it. Experiment with the
-# compiler, then write down a rule.
+# **What answers may use:** the functions' arguments, `math`, and plain Python, but no classes. You can't import
+# anything else or use other names from this notebook; `fusion check` and the grader reject such a line and report it.
+# Experiment with the compiler, then write down a rule.
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 11 of the 15 points; the other
 # 4 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then

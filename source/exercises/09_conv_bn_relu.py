@@ -73,6 +73,10 @@ print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g}
 # `tl.program_id(0)` counts tiles of output pixels across all images, and `tl.program_id(1)` counts tiles of output
 # channels. Store the result with its channels last in memory: (pixels, out_channels), contiguous. `pixels` is the total
 # number of output pixels in all images.
+#
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"

@@ -12,7 +12,8 @@
 # $$\text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
 # \end{cases}$$
 #
-# A query that doesn't see any key gets a row of zeros.
+# A query that doesn't see any key gets a row of zeros. A query that sees a NaN score gets a row of NaN, as it does from
+# `torch.softmax`.
 #
 # **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
 
@@ -71,6 +72,10 @@ print(f"{unfused.launches} launches, {each:.3g} B per weight")
 # registers, so you need two passes. The first finds each row's maximum and sum online, and the second computes the
 # scores again and stores the weights. Recomputing is worth it, because scores are cheap for tensor cores and bytes
 # aren't.
+#
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"
@@ -122,8 +127,9 @@ def attention_scores_kernel(
         total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), axis=1)
         top = grown
     safe = tl.where(top == -float("inf"), 0.0, top)
-    # Rows without a key have a sum of 0. Their weights are 0, not 0/0.
-    share = tl.where(total > 0, 1.0 / total, 0.0)
+    # Rows without a key have a sum of 0. Their weights are 0, not 0/0. (A NaN score makes the sum
+    # NaN, and `total > 0` would make that row 0.)
+    share = tl.where(total == 0, 0.0, 1.0 / total)
 
     # Now loop over all keys: weights that no query sees are 0, and no other program writes them.
     for start in range(0, seq, BLOCK_N):

@@ -101,6 +101,10 @@ print("the forward pass is right:", torch.allclose(y, z * torch.sigmoid(1.702 * 
 # A program handles rows `program_id`, `program_id + num_programs`, and so on. It accumulates the gradients of weight
 # and bias in registers and stores the sums once, in its own row of a buffer. Don't use atomics: the same call has to
 # return the same bits.
+#
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"

@@ -79,6 +79,10 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 #
 # To round, add $1.5 \cdot 2^{23}$ (12582912.0) and subtract it again. At that size float32 has no bits for fractions,
 # so the addition itself rounds to nearest, ties to even.
+#
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"

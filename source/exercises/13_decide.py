@@ -89,8 +89,8 @@ table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 # %% [markdown]
 # ## Your answers
 #
-# Your answers may use the functions' arguments, plain Python, `math` and `kernel_cost`, but nothing else from this
-# notebook, so that they can be graded. Each answer may call the functions from earlier answers.
+# **What answers may use:** the functions' arguments, plain Python without classes, `math` and `kernel_cost`, but
+# nothing else from this notebook, so that they can be graded. Each answer may call the functions from earlier answers.
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 12 of the 15 points; the other
 # 3 are for two hidden checks with other inputs, which only run during grading. In a failure message, `x*` means a

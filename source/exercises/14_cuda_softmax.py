@@ -44,8 +44,9 @@ def reference(x):
 # that wide. There may be more than 2^31 elements.
 # <!-- given 16 bytes: what the check asks for -->
 #
-# Use only plain Python and `math`, and nothing else from this notebook, so that your function can be graded. (In an
-# f-string you'd have to double all of C++'s braces, so template arguments are easier.)
+# **What your answer may use:** its argument, `math` and plain Python, but no classes, and no other name from this
+# notebook. `fusion check` and the grader reject such a line and report it. (In an f-string you'd have to double all of
+# C++'s braces, so template arguments are easier.)
 
 
 # %% grade_id="softmax-cuda"

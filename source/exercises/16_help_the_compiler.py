@@ -99,7 +99,9 @@ hint
 # x and up have the same shape and dtype, with any number of dimensions. All three tensors can have any strides. Compute
 # in float32, and round once, at the end. There can be more than 2^31 elements.
 #
-# **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
+# **What the kernel's answers may use:** torch, triton and math. Write the kernel in Triton, under `@triton.jit` alone;
+# around it, you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check`
+# and the grader reject any other import, name or decorator, classes and block pointers, and report the line.
 
 
 # %% grade_id="kernel"
@@ -197,7 +199,8 @@ graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 # 3. **shapes**: up has x's shape, weight has the size of the last dimension, and the mean is over that dimension. Sizes
 #    may be strings.
 #
-# Any number of nodes may read x and the result. **What this answer may use:** its argument, plain Python and `math`.
+# Any number of nodes may read x and the result. **What this answer may use:** its argument, `math` and plain Python,
+# but no classes.
 
 
 # %% grade_id="pass"

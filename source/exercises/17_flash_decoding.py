@@ -69,9 +69,9 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # %% [markdown]
 # ## Your kernel for the splits
 #
-# **What answers may use:** torch, triton and math. Write the kernels in Triton. Around them you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
-# import or name and report the line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
+# you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
+# grader reject any other import, name or decorator, classes and block pointers, and report the line.
 #
 # Each program handles one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and
 # stores its maximum, its sum and its weighted values in float32. Compute in float32 too, and round once, when the merge

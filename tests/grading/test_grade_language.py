@@ -43,7 +43,7 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("type('X', (), {})", "type isn't available"),
         ("t = type\nt('X', (), {})", "line 1: type isn't available"),
         ("def f(type):\n    return 1\n\ndef g():\n    return type('X', (), {})", "line 5: type isn't available"),
-        ("class X: pass", "not in the language of answers"),
+        ("class X: pass", "classes aren't graded, and X is one: write functions"),
         ("x = object()", "object isn't available"),
         ("x = _ih", "_ih isn't available"),
         ("x = In[1]", "In isn't available"),
@@ -62,7 +62,9 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("from torch import nn as reference", "reference is a name of the exercise"),
         # Kernels in other places
         ("def f(x):\n    @triton.jit\n    def k(y): pass", "under @triton.jit alone"),
-        ("@triton.autotune([], [])\n@triton.jit\ndef k(x_ptr): pass", "under @triton.jit alone"),
+        ("@triton.autotune([], [])\n@triton.jit\ndef k(x_ptr): pass", "@triton.autotune isn't graded: leave it out"),
+        ("@triton.heuristics({})\n@triton.jit\ndef k(x_ptr): pass", "@triton.heuristics isn't graded: leave it out"),
+        ("@staticmethod\ndef k(x_ptr): pass", "under @triton.jit alone"),
         # Other readers of the text would see other code
         ("# -*- coding: utf-7 -*-\nx = 1", "line 1: text in a notebook is UTF-8"),
         ("\n# vim: set fileencoding=latin-1 :\nx = 1", "line 2: text in a notebook is UTF-8"),
@@ -119,6 +121,8 @@ def test_a_kernel_is_what_triton_would_cut_out_of_the_text(kernel, told):
         '\n\ndef f(x):\n    """Words\n    \n    and words."""\n    for _ in range(2):\n        x = x + 1\n    return x',
         "def f(x):\n    grid = lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)\r\n    return grid\r\n",
         "def f(x):\n    seen = {}\n    seen[x.shape] = [y for y in x.unbind(0) if y.numel()]\n    return seen.items()",
+        "def f(x):\n    while True:\n        pass\n    return triton.cdiv(x.numel(), 2) + math.ceil(2.5)",
+        "def f(x):\n    return x\n    return triton.cdiv(x.numel(), 2)",
         "def f(x: torch.Tensor, p: float = 0.1) -> torch.Tensor:\n    return x if x.dtype == torch.int8 else x",
     ],
 )

@@ -150,6 +150,12 @@ def test_a_kernel_has_no_word_beyond_its_language(line):
     assert said.count("\n") == 0
 
 
+@pytest.mark.parametrize("name", ["make_block_ptr", "advance"])
+def test_block_pointers_are_refused_with_what_to_use_instead(name):
+    said = refusals(kernel=KERNEL.format(line=f"x = tl.{name}(x_ptr, [n], [1], [0], [BLOCK], [0])"))
+    assert said.endswith(f"line 3: tl.{name}: block pointers aren't graded; use pointers and a mask"), said
+
+
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_kept(report, address):
     given = {"student": "Ann Smith", "exercise": NAME, "points": "1", "comment": ""}
     assert refused(address, **given | {"student": "Bob"}) == (400, "no such hand-in")
     assert refused(address, **given | {"points": "0"}) == (400, "neither points nor a comment were given")
-    assert refused(address, **given | {"points": "one"})[0] == 400
+    assert refused(address, **given | {"points": "one"}) == (400, "'one' is not a number such as 1.5 or 1,5")
     assert refused(address, student="Ann Smith")[0] == 400
     assert not (report / "marks.csv").exists()
 

@@ -270,7 +270,7 @@ def test_every_model_answer_and_stub_is_in_the_language(name):
         ("for display in [1]: pass\ndef f(n):\n    return display(n)", "display"),
         ("def f(n):\n    math = n\n    return math.floor", "isn't available"),
         ("@measure\ndef f(n): pass", "no decorator"),
-        ("class F: pass", "is not in the language"),
+        ("class F: pass", "classes aren't graded, and F is one: write functions"),
         ("def f(n):\n    with n: pass", "is not in the language"),
         (
             "def f(n):\n    try:\n        pass\n    except Exception as e: return e.__traceback__",
@@ -313,6 +313,7 @@ def test_what_could_work_the_answer_out_is_refused(code, told):
         "def f(n):\n    n = {**n}\n    del n['a']\n    return n.pop('b', 0) if (m := len(n)) else m",
         "def f(n):\n    raise ValueError('odd') if n % 2 else TypeError",
         "import math\ndef f(n):\n    return math.ceil(math.log2(n))",
+        "def f(n):\n    return n\n    return math.ceil(n)",
     ],
 )
 def test_python_that_reaches_nothing_outside_is_open(code):

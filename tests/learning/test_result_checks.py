@@ -44,6 +44,18 @@ def test_each_of_several_results_is_compared(answer, told):
     assert told in said.message
 
 
+def parts(a, b):
+    return a + b, a[:2]
+
+
+def test_results_in_another_order_are_not_told_as_wrongly_allocated():
+    said = check_values(lambda a, b: parts(a, b)[::-1], parts, CASE, name="values")
+    assert said.message.startswith(
+        "shape (4,), float32: the results are in another order than expected: (4,) in float32"
+    )
+    assert said.look_at == "the order of what your function returns"
+
+
 def three(a, b):
     return a + b, a - b, a * b
 

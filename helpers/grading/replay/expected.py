@@ -7,7 +7,7 @@ import torch
 from helpers.grading.replay.tensors import PLAIN, have_memory, values_as_json
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.launches import runs_few
-from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors
+from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors, rounding_allowed
 
 
 def expected_as_json(answer: Callable, inputs: tuple, result: object, case: Case | None = None) -> dict | list[dict]:
@@ -49,9 +49,7 @@ def conditioned(dtype: torch.dtype, case: Case | None) -> float:
     roundings: twice what the check allows each of them (`checks.values`)."""
     if case is None or case.conditioning == 1.0 or not dtype.is_floating_point:
         return 0.0
-    rounded_once = case.one_rounding and dtype in (torch.float16, torch.bfloat16)
-    allowed = 4 * torch.finfo(torch.float32).eps if rounded_once else torch.finfo(dtype).eps
-    return 2 * case.conditioning * allowed
+    return 2 * rounding_allowed(dtype, case)
 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:

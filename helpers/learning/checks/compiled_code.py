@@ -64,7 +64,8 @@ def check_widths(resources: Resources) -> None:
                 f"a thread of {resources.kernel} {what} {narrowest // 8} bytes at a time on {resources.device.name}: "
                 f"{counts[narrowest]} {opcode}.{narrowest}, {counts[128]} {opcode}.128",
                 f"the block: {resources.num_warps} warps are {32 * resources.num_warps} threads; each needs 16 bytes "
-                "of neighbouring elements",
+                "of neighbouring elements; and the mask, which must hold for all of these elements or for none: the "
+                "compiler has to see that from its sizes",
             )
 
 

@@ -46,8 +46,8 @@ class _Draw:
 
 
 def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3), (2, 20, 9, 6, 70))) -> list[Case]:
-    """Return calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, an empty
-    batch.
+    """Return calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, inf, an
+    empty batch.
 
     Args:
         seed: decides the values.
@@ -93,6 +93,11 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
     special.inputs[1][3, 0, 1, 1], special.inputs[2][5] = torch.nan, torch.nan  # one filter, and one channel's bias
     found.append(special)
+    infinite = "inf: it is multiplied and added like any other number, and a result may be inf, or NaN for inf - inf"
+    special = draw.call("inf in x and in a weight", infinite, (1, 16, 4, 4), (16, 16, 1, 1))
+    x, weight = special.inputs[:2]
+    x[0, 2, 1, 1], x[0, 5, 2, 3], x[0, 7:9, 3, 0], weight[3, 4] = torch.inf, -torch.inf, torch.inf, torch.inf
+    found.append(special)
     several = "the image: there may be any number of them"
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))
     found.append(draw.call("7 x 7, stride 2, padding 3", f"{FILTER}; {INDEX_MAP}", (1, 1, 70, 68), (4, 1, 7, 7), 2, 3))
@@ -110,7 +115,8 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
 def batch_norm_cases(
     seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 16, 4, 4, 16), (2, 7, 5, 3, 20))
 ) -> list[Case]:
-    """Return calls whose batch norm matters: alone, with a bias, with negative gamma, with hardly any variance.
+    """Return calls whose batch norm matters: alone, with a bias, with negative gamma, with large means,
+    with hardly any variance.
 
     Args:
         seed: decides the values.
@@ -129,6 +135,10 @@ def batch_norm_cases(
         gamma, var = negative.inputs[3], negative.inputs[6]
         gamma[1], var[2] = 0.0, 2.5e4  # one channel is beta alone, another has a large variance
         found.append(negative)
+        mean = "the mean: all of it is subtracted, however large"
+        far = draw.normed(draw.call("means to 1000", mean, *shapes, padding=1))
+        means = torch.linspace(-1000, 1000, out, device=far.inputs[5].device)
+        found.append(replace(far, inputs=(*far.inputs[:5], means, *far.inputs[6:])))
         # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
         for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3), (2e-5, 2e-6)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",

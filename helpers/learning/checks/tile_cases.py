@@ -65,7 +65,8 @@ def linear_cases(
     longer = "the loop over K, which ends only at K: x and weight may have any width"
     found.append(call("a very long row", longer, 16, 16, between(8200, 9500, seed), scale=0.125))
     many = between(2100, 4000, seed)
-    found.append(replace(call("many columns", EDGES, 3, many, 16), few=True))
+    # Whole: the check of large tensors grows the rows alone.
+    found.append(call("many columns", f"the grid: every tile of columns has its program; and {EDGES}", 3, many, 16))
     found.append(replace(call("many rows", EDGES, many, 3, 16), few=True))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
@@ -158,6 +159,16 @@ def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
 def _falling(draw, tensors: int) -> tuple:
     """Return scores that fall by 300 along the keys, so that in later tiles the maximum is far below the row's."""
     return _planned(draw, (1, 1, FALLING, 16), tensors, torch.ones(FALLING), torch.linspace(150.0, -150.0, FALLING))
+
+
+def _one_nan_score(draw, tensors: int) -> tuple:
+    """Return scores of which one is NaN: the last query's with key 5, which is 0 times inf. The other queries' scores
+    with that key are -inf, so it has no weight, whether they see it or not."""
+    q, k, *v = _attention_call(draw, (1, 1, 16, 16), tensors)
+    k[:, :, 5, 3] = torch.inf
+    q[..., 3] = -1.0
+    q[:, :, -1, 3] = 0.0
+    return q, k, *v
 
 
 def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
@@ -258,6 +269,10 @@ TOTAL = "the running sum of the weights: it stays in float32, because float16 dr
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 SMALL_WEIGHTS = "small weights: in float32 they have as many digits as large ones, and none of them is 0"
 KEPT_NAN = "what happens to NaN: a query with NaN gets a row of NaN, and no other query does"
+ONE_NAN = (
+    "what happens to NaN: one NaN score among those that a query sees makes its sum NaN, and so the whole row; "
+    "no comparison with NaN is true"
+)
 HEADS = "the strides: four for each tensor, and which belong to which"
 OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
 
@@ -301,6 +316,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
+    found.append(call("one NaN score of the last query", ONE_NAN, _one_nan_score(extreme, 2)))
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     # Whole: of few programs, only what they write is compared, and a grid may end too early.

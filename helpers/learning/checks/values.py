@@ -194,6 +194,13 @@ def compare(
         raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", what)
     results = list(zip(as_tuple(got), exact, as_tuple(usual), strict=True))
     names = [f"result {number} of {len(results)}" for number in range(1, len(results) + 1)]
+    mine, wanted = ([(tuple(x[which].shape), str(x[which].dtype)) for x in results] for which in (0, 2))
+    if mine != wanted and sorted(mine) == sorted(wanted):
+        order = ", ".join(f"{shape} in {kind.removeprefix('torch.')}" for shape, kind in wanted)
+        raise AnswerError(
+            f"{where}: the results are in another order than expected: {order}",
+            "the order of what your function returns",
+        )
     for name, (mine, _, wanted) in zip(names, results, strict=True):
         for what, has, expected in (
             ("shape", tuple(mine.shape), tuple(wanted.shape)),
@@ -222,7 +229,8 @@ def compare(
             wanted = truth.to(wanted.dtype)
         else:
             near = [each[number] for each in moved]
-            wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning, case.least)
+            rounding = rounding_allowed(wanted.dtype, case) if wanted.is_floating_point() else 0.0
+            wrong = differs(mine, truth, wanted, near, case.relative, rounding, case.least)
         if wrong.any():
             found[number] = mine, wanted, wrong
     if found:
@@ -252,14 +260,15 @@ def differs(
     usual: torch.Tensor,
     near: Iterable[torch.Tensor] = (),
     relative: bool = False,
-    conditioning: float = 1.0,
+    rounding: float | None = None,
     least: float = 1.0,
 ) -> torch.Tensor:
     """Return where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
     Each of `near` is exact for inputs that are, for example, an ulp off; the tolerance grows by the distance to the
     furthest. If the tolerance is `relative`, each value has its own, proportional to its magnitude; otherwise all have
-    one, proportional to the largest, or to `least` if that is larger. Integers must be equal, except int8,
+    one, proportional to the largest, or to `least` if that is larger. `rounding` is the error allowed for roundings,
+    by default one unit in the last place. Integers must be equal, except int8,
     which holds rounded codes.
     """
     if usual.dtype == torch.int8:
@@ -276,11 +285,19 @@ def differs(
         return ((other.double() - exact).abs() / size)[finite].max() if finite.any() else exact.new_zeros(())
 
     apart = max((furthest(each) for each in near), default=0)
-    tolerance = (2 * furthest(usual) + conditioning * kind.eps + apart) * size
+    tolerance = (2 * furthest(usual) + (kind.eps if rounding is None else rounding) + apart) * size
     error = (got.double() - exact).abs()
     same = (got == usual) | (got.isnan() & usual.isnan())
     # A NaN error is outside the tolerance.
     return torch.where(finite, ~(error <= tolerance), ~same)
+
+
+def rounding_allowed(dtype: torch.dtype, case: Case) -> float:
+    """Return the error that roundings may cause in a result of this dtype, as a share of its size: one unit in the last
+    place, times the case's conditioning. If the case allows a single rounding, it's four of float32's, on top of that
+    rounding. The grader's comparison with the model's values allows twice that."""
+    once = case.one_rounding and dtype in (torch.float16, torch.bfloat16)
+    return case.conditioning * (4 * torch.finfo(torch.float32).eps if once else torch.finfo(dtype).eps)
 
 
 def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
@@ -292,7 +309,7 @@ def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, 
     finite = nearest.isfinite()
     size = exact.abs() if case.relative else exact.abs()[finite].max() if finite.any() else exact.new_ones(())
     lost = ((single.double() - exact).abs() / size.clamp(min=torch.finfo(got.dtype).tiny))[finite]
-    allowed = 4 * (lost.max() if finite.any() else 0) + 4 * case.conditioning * torch.finfo(torch.float32).eps
+    allowed = 4 * (lost.max() if finite.any() else 0) + rounding_allowed(got.dtype, case)
     wrong = ~((got.double() - exact).abs() <= half_ulp(exact, got.dtype) + allowed * size)
     return torch.where(finite, wrong, ~((got == nearest) | (got.isnan() & nearest.isnan())))
 

@@ -13,6 +13,8 @@ from helpers.learning.submission_policy.unambiguous_source import (
     is_rewritten_by_ipython,
 )
 
+BLOCK_POINTERS = frozenset("make_block_ptr advance".split())
+
 MAX_TEXT = 50_000  # characters of an answer cell
 
 # The language of kernels
@@ -222,6 +224,8 @@ def check_attribute(node: ast.Attribute, local: set[str], names: Names) -> None:
     match node.value:
         case ast.Name(id=module) if module not in local and module in names.language | names.triton | names.math:
             known = OF_LANGUAGE if module in names.language else OF_TRITON if module in names.triton else OF_MATH
+            if module in names.language and node.attr in BLOCK_POINTERS:
+                raise RefusedError(node, f"{written}: block pointers aren't graded; use pointers and a mask")
             if node.attr not in known:
                 raise RefusedError(node, f"{written} is not in the language of kernels")
         case ast.Attribute(value=ast.Name(id=module), attr="math") if module not in local and module in names.language:

@@ -103,10 +103,14 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
     # A function may name its local variables freely, because it doesn't look those names up in the notebook.
     outside = looked_up(ast.Module(rest, type_ignores=[]))
     given = {name for statement in rest for node in ast.walk(statement) for name in imports_of(node)}
-    modules = {name: module for name, module in modules.items() if name in outside or name in given}
+    bound = {name for statement in rest for name in names_bound(statement)}
+    # Python doesn't compile the lines after a return, so it doesn't look their names up either.
+    modules = {
+        name: module for name, module in modules.items() if name in outside or name in given or name not in bound
+    }
     # A local name in one function would be allowed in all others too, so it must be allowed everywhere.
-    own = {name for statement in rest for name in names_bound(statement)} - modules.keys() - NOT_OPEN
-    own |= {name for statement in rest for name in names_bound(statement)} - outside.keys()
+    own = bound - modules.keys() - NOT_OPEN
+    own |= bound - outside.keys()
     for statement in rest:
         for name, node in bound_outside(statement):
             if name in kept | USUAL.keys():
@@ -154,9 +158,11 @@ def check_parts(statement: ast.stmt, modules: dict[str, str], own: set[str]) -> 
     bases = {id(part) for node in nodes if isinstance(node, ast.Attribute) for part in module_parts(node, modules)}
     for node in nodes:
         if getattr(node, "decorator_list", []):
-            raise RefusedError(node, "a function under @triton.jit alone, outside of any other, is a kernel")
+            raise RefusedError(node, refused_decorator(node))
         if isinstance(node, ast.Global | ast.Nonlocal):
             raise RefusedError(node, "global and nonlocal would keep results from one call to the next")
+        if isinstance(node, ast.ClassDef):
+            raise RefusedError(node, f"classes aren't graded, and {node.name} is one: write functions")
         if not isinstance(node, (*STATEMENTS, *EXPRESSIONS, *PARTS)):
             raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers")
         match node:
@@ -172,6 +178,15 @@ def check_parts(statement: ast.stmt, modules: dict[str, str], own: set[str]) -> 
         attributes, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
     ):
         check_attribute(node, modules, id(node) in bases)
+
+
+def refused_decorator(node: ast.AST) -> str:
+    """Return why a function or class with decorators is refused."""
+    found = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    for each in map(ast.unparse, found):
+        if each in ("triton.autotune", "triton.heuristics"):
+            return f"@{each} isn't graded: leave it out, and pass the kernel's constants in your launcher"
+    return "a function under @triton.jit alone, outside of any other, is a kernel"
 
 
 def check_attribute(node: ast.Attribute, modules: dict[str, str], is_base: bool) -> None:

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 
 from helpers.learning.submission_policy.global_names import defined, looked_up
 from helpers.learning.submission_policy.kernel_language import Refusal, RefusedError, first_line_of, parsed
-from helpers.learning.submission_policy.launcher_language import NOT_OPEN, OF_MATH, imports_of, is_unused_import
+from helpers.learning.submission_policy.launcher_language import (
+    NOT_OPEN,
+    OF_MATH,
+    imports_of,
+    is_unused_import,
+    names_bound,
+)
 
 BUILTINS = frozenset(
     "abs all any bin bool bytes callable chr complex dict divmod enumerate filter float format frozenset hash hex int "
@@ -86,8 +92,9 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
             kept: names used by the exercise itself.
     """
     outside = looked_up(tree)
-    # A name that this function looks up is the module, whatever it is in another function.
-    is_math = "math" in outside
+    # A name that this function looks up is the module, whatever it is in another function. So is one never bound:
+    # Python doesn't compile the lines after a return.
+    is_math = "math" in outside or not any("math" in names_bound(statement) for statement in tree.body)
     for node in ast.walk(tree):
         check_node(node, is_math, taken)
     imported = {name for node in ast.walk(tree) for name in imports_of(node)}
@@ -103,6 +110,8 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
 
 def check_node(node: ast.AST, is_math: bool, taken: set[str]) -> None:
     """Raise RefusedError if a node of an answer is not in the language."""
+    if isinstance(node, ast.ClassDef):
+        raise RefusedError(node, f"classes aren't graded, and {node.name} is one: write functions")
     if not isinstance(node, KNOWN):
         raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers that give numbers")
     match node:

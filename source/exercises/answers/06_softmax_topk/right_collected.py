@@ -23,7 +23,8 @@ def softmax_topk_kernel(
     col = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * stride + col, mask=col < cols, other=float("-inf")).to(tl.float32)
     p = tl.exp2((x - tl.max(x, 0)) * 1.4426950408889634)
-    p = p / tl.sum(p, 0)
+    total = tl.sum(p, 0)
+    p = p / total
     tl.store(p_ptr + row * cols + col, p, mask=col < cols)
     slot = tl.arange(0, SLOTS)
     values = tl.zeros([SLOTS], tl.float32)
@@ -34,6 +35,7 @@ def softmax_topk_kernel(
         values = tl.where(slot == place, top, values)
         indices = tl.where(slot == place, winner, indices)
         left = tl.where(col == winner, -2.0, left)
+    values = tl.where(total == total, values, total)  # a row of NaN
     tl.store(values_ptr + row * K + slot, values.to(values_ptr.dtype.element_ty), mask=slot < K)
     tl.store(indices_ptr + row * K + slot, indices.to(tl.int64), mask=slot < K)
 
