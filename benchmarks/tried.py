@@ -254,7 +254,6 @@ SWEPT = {
         "at 1000^3); [calls]"
     ),
     "layer_norm_act backward": "behind as a call alone: [calls]",
-    "layer_norm_int8": "1000 columns, a multiple [by element]; one to four warps and rows (4 to 140 % slower)",
     "residual_layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
         "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "

@@ -317,7 +317,8 @@ def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(d
     ],
 )
 def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, whole):
-    """What spills is numbers and addresses of the walk; each sum by itself would be 1024 bytes, stored and loaded."""
+    """What spills is numbers and addresses of the walk. A sum of gradients has dim / 2 numbers per thread: if it
+    spilled, each of the two groups of warps would store 2 * dim bytes."""
     x, values = (
         torch.empty((4, 16, 256, dim), dtype=torch.bfloat16, device="meta"),
         torch.empty((4, 16, 256), device="meta"),
@@ -328,7 +329,7 @@ def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, 
     arguments, options = hopper_attention_backward.operands(*tensors, causal, 0.1)
     found = compile_for(hopper_attention_backward.grads_kernel, *arguments, device="H200", **options)
     counts = found.instructions
-    assert found.spill_bytes < 1024
+    assert found.spill_stores < 4 * dim
     assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
     assert (counts["UTMAREDG"] > 0) == (not whole)
     assert found.shared_memory <= 232448
