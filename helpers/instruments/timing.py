@@ -67,8 +67,9 @@ def benchmark_together(
 
     Args:
         functions: name -> function. Each is called a few times first to compile and warm up. On a GPU only the current
-            stream is timed: work on another counts if the function makes the current stream wait for it. A function
-            should return the tensors that it writes: the writes of others, up to the size of L2, are not counted.
+            stream is timed: work on another counts if the function makes the current stream wait for it. Otherwise its
+            time is missing, and nothing reports that. A function should return the tensors that it writes: the writes
+            of others, up to the size of L2, are not counted.
         runs: measurements of each, at least 3.
         cold: start each run with a cold L2 (on a CPU: cold caches); with `launches`, caches stay as calls leave them.
         graphs: False for GPU work that a CUDA graph cannot capture, such as a backward pass.
