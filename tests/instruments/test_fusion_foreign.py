@@ -64,6 +64,34 @@ def test_a_new_user_is_told_what_to_fuse_in_bert(packages, tmp_path):
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
+LLAMA_7B = """
+import time, torch, transformers
+from helpers.instruments.fusion import analyse
+with torch.device("meta"):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig()).to(torch.bfloat16).eval()
+tokens, began = torch.arange(2048)[None] % 1000, time.process_time()
+with torch.no_grad():
+    plan = analyse(model, tokens, keywords={"use_cache": False}, device="H100")
+plan.report().headlines()
+print(len(plan.operations), time.process_time() - began)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_32_layers_of_llama_7b_take_20_seconds_of_one_core(packages):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LLAMA_7B],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    operators, seconds = map(float, run.stdout.split()[-2:])
+    assert operators > 2000
+    assert seconds < 20  # of CPU time, for both headlines
+
+
 REFUSED = {"GCN": "edge_index[:, mask]", "GATv2": "edge_index[:, mask]"}  # whose shapes depend on values
 
 
