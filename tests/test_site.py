@@ -684,7 +684,7 @@ def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):
     assert [each.get_by_role("img").is_visible() for each in lines] == [False] * 4
     assert page.get_by_text("Which of these should replace").locator("code").inner_text() == "at = tl.arange(0, BLOCK)"
     wrong.locator("summary").press("Enter")
-    assert wrong.get_by_text("Not yet: one element is stored to twice").is_visible()
+    assert wrong.get_by_text("Not yet: programs 0 and 1 both store to y_ptr").is_visible()
     assert sideways(page) <= 0
     page.keyboard.press("Tab")
     if not right.locator("summary:focus").count():  # the picture, wider than a phone, scrolls

@@ -37,5 +37,5 @@ def cuda_puzzle(
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
         count = f"{len(wrong)} of {out.numel()} elements {'is' if len(wrong) == 1 else 'are'} wrong"
-        return Unquoted(f"Not yet: {count}; element {first} is {found:.6g}, {right:.6g} is right")
+        return Unquoted(f"Not yet: {count}; element {first} is {found:.6g}; it should be {right:.6g}")
     return Unquoted("Solved: right values, no race, nothing out of bounds")

@@ -11,7 +11,7 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 from helpers.figures.frame.chart import Chart
-from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart
+from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart, spans
 from helpers.instruments.traffic.hazards import Hazard
 from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic
@@ -19,7 +19,6 @@ from helpers.learning.display_text import Unquoted
 
 MAX_PROGRAMS = 16  # limits of a picture
 HAZARDS = {
-    "race": "one element is stored to twice, and on a GPU either store may be the last",
     "out-of-bounds read": "lanes load outside their tensor",
     "out-of-bounds store": "lanes store outside their tensor",
     "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
@@ -83,7 +82,7 @@ def puzzle(
     least = sum(tensor.nbytes for tensor in inputs) + wanted.nbytes
     wrong = wrong_lanes(accesses, own, name, wrong_values, moved > least, shared)
     unread = {each: len(own[each]) - len(read_of(accesses, each)) for each in list(tensors)[: len(inputs)]}
-    title, told = verdict(traffic, out, wanted, wrong_values, missing, moved, least, unread)
+    title, told = verdict(traffic, out, wanted, wrong_values, missing, moved, least, unread, name, accesses)
     return blocks_chart(panels_of(accesses, wrong, own, name, missing), title, told)
 
 
@@ -158,25 +157,30 @@ def verdict(
     moved: int,
     least: int,
     unread: dict[str, int],
+    name: str,
+    accesses: list[Access],
 ) -> tuple[str, str]:
-    """Return (title, further text)."""
+    """Return (title, further text). `name`: the kernel's name of the result."""
     if traffic.hazards:
         hazard = traffic.hazards[0]
+        if hazard.kind == "race" and (found := collisions(accesses)):
+            return f"Not yet: {found[0]}", f"{found[1]}On a GPU, any of them may store last."
         return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", without_axes(hazard)
     per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
+    needed = f"It moves {moved / out.numel():.4g} B per element of {name}; {least / out.numel():.4g} B are needed."
     if missing:
         are = "is" if len(missing) == 1 else "are"
         return f"Not yet: {len(missing)} of {out.numel()} elements {are} never stored", ""
     if wrong:
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
-        return f"Not yet: element {first} is {found:.6g}, {right:.6g} is right", f"It moves {per_element}."
-    for name, elements in unread.items():
+        return f"Not yet: element {first} is {found:.6g}; it should be {right:.6g}", needed
+    for other, elements in unread.items():
         if elements:
             never = "is" if elements == 1 else "are"
             return (
-                f"Not yet: right on these numbers, but {elements} of {name}'s elements {never} never loaded",
-                f"It moves {per_element}; on other numbers it would be wrong.",
+                f"Not yet: right on these numbers, but {elements} of {other}'s elements {never} never loaded",
+                "On other numbers it would be wrong.",
             )
     if moved > least:
         enough = f"{least / out.numel():.4g} are enough"
@@ -187,7 +191,34 @@ def verdict(
 def without_axes(hazard: Hazard) -> str:
     """Describe a hazard by its source line, without the line's number or kernel; a puzzle's programs have one axis."""
     where = re.sub(r"\((\d+), 0, 0\)", r"program \1", hazard.where)
-    return f"{hazard.kind}: {where}, `{hazard.source}`, in program {hazard.program[0]}"
+    return f"{hazard.kind} by program {hazard.program[0]}: {where}, in the line {hazard.source}"
+
+
+def collisions(accesses: list[Access]) -> tuple[str, str] | None:
+    """Return who stores to the same elements, in a title's words, and whether there are other such elements."""
+    stored: dict[tuple, list[int]] = {}  # (tensor, element) -> the program of each lane that stores to it
+    for access in accesses:
+        if access.kind == "write":
+            for element in access.elements[access.active].tolist():
+                stored.setdefault((access.tensor, element), []).append(access.program[0])
+    shared = {key: tuple(sorted(set(programs))) for key, programs in stored.items() if len(set(programs)) > 1}
+    if not shared:  # lanes of the same program
+        shared = {key: tuple(programs) for key, programs in stored.items() if len(programs) > 1}
+        if not shared:
+            return None
+    tensor, _ = next(iter(shared))
+    programs = max(shared.values(), key=len)
+    elements = np.array([element for (its, element), who in shared.items() if (its, who) == (tensor, programs)])
+    if len(set(programs)) == 1:
+        who = f"{len(programs)} lanes of program {programs[0]} all"
+    elif len(programs) > 3:
+        who = f"{len(programs)} programs all"
+    else:
+        both = "both" if len(programs) == 2 else "all"
+        who = f"programs {', '.join(map(str, programs[:-1]))} and {programs[-1]} {both}"
+    others = len(shared) - len(elements)
+    more = f"In all, {len(shared)} elements are stored to more than once. " if others else ""
+    return f"{who} store to {tensor}[{spans(elements)}]", more
 
 
 def panels_of(

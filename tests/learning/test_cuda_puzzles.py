@@ -54,7 +54,7 @@ __global__ void reverse(const float* x, float* y) {
     ("barrier", "place", "beginning"),
     [
         ("__syncwarp();", "63 - threadIdx.x", "Not yet: race: shared memory"),
-        ("__syncthreads();", "threadIdx.x", "Not yet: 64 of 64 elements are wrong; element 0 is 0, 63 is right"),
+        ("__syncthreads();", "threadIdx.x", "Not yet: 64 of 64 elements are wrong; element 0 is 0; it should be 63"),
         ("__syncthreads();", "63 - threadId", "Not yet: reverse does not compile"),
         ("__syncthreads();", "64 - threadIdx.x", "Not yet: "),
     ],

@@ -170,7 +170,10 @@ x = torch.arange(1.0, 11.0)
         ({"elements": 11, "step": 4}, "Not yet: lanes load outside their tensor"),
         ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements is never stored"),
         ({"elements": 8, "step": 4}, "Not yet: 2 of 10 elements are never stored"),
-        ({"elements": 10, "step": 3}, "Not yet: one element is stored to twice"),
+        (
+            {"elements": 10, "step": 3},
+            "Not yet: programs 0 and 1 both store to y_ptr[3]\n  In all, 2 elements are stored to",
+        ),
     ],
 )
 def test_the_verdict_names_what_is_wrong_first(chosen, beginning):
@@ -226,7 +229,9 @@ def test_equal_numbers_in_an_input_are_refused():
 
 def test_a_wrong_value_is_named_with_the_right_one():
     shown = repr(puzzle(copy_kernel, 3, x, wanted=2 * x, elements=10, step=4, BLOCK=4))
-    assert shown.startswith("Not yet: element 0 is 1, 2 is right\n  It moves 8 B/element.")
+    assert shown.startswith(
+        "Not yet: element 0 is 1; it should be 2\n  It moves 8 B per element of y_ptr; 8 B are needed."
+    )
 
 
 def test_a_stride_is_drawn_where_the_view_lies_in_memory():
@@ -256,3 +261,52 @@ def test_the_picture_has_a_box_a_lane_and_stays_inside_its_page():
 def test_more_programs_than_a_picture_holds_are_refused():
     with pytest.raises(ValueError, match="100 programs: a puzzle has 1 to 16"):
         puzzle(copy_kernel, 100, x, wanted=x, elements=10, step=4, BLOCK=4)
+
+
+@triton.jit
+def one_place_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    tl.store(y_ptr + lane * 0, tl.load(x_ptr + lane))
+
+
+@triton.jit
+def tile_kernel(x_ptr, y_ptr, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    at, exists = row * columns + column, (column < columns) & (row >= 0)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=exists), mask=exists)
+
+
+def test_all_that_store_to_an_element_are_named_without_backticks():
+    shown = repr(puzzle(copy_kernel, 3, x[:4], wanted=x[:4].clone(), elements=4, step=0, BLOCK=4))
+    assert shown.startswith(
+        "Not yet: programs 0, 1 and 2 all store to y_ptr[0-3]\n  On a GPU, any of them may store last."
+    )
+    shown = repr(puzzle(one_place_kernel, 1, x[:8], wanted=x[:8].clone(), BLOCK=8))
+    assert shown.startswith("Not yet: 8 lanes of program 0 all store to y_ptr[0]\n")
+    shown = repr(puzzle(copy_kernel, 3, x, wanted=x.clone(), elements=11, step=4, BLOCK=4))
+    assert "`" not in shown
+    assert "\n  out-of-bounds read by program 2: " in shown
+
+
+def numbers_that_touch(chart) -> list[tuple[str, str]]:
+    chart.figure.canvas.draw()
+    shown = [(each.get_text(), each.get_window_extent()) for axes in chart.figure.axes for each in axes.texts]
+    return [(a, b) for (a, one), (b, other) in itertools.combinations(shown, 2) if one.overlaps(other)]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: puzzle(tile_kernel, 1, x, wanted=x.clone(), columns=5, ROWS=2, BLOCK=8),
+        lambda: puzzle(one_place_kernel, 1, torch.arange(32.0), wanted=torch.arange(32.0), BLOCK=32),
+        lambda: puzzle(one_place_kernel, 1, x[:2], wanted=x[:2].clone(), BLOCK=2),
+    ],
+    ids=["masked over active", "32 lanes", "two lanes"],
+)
+def test_no_number_of_a_picture_covers_another(draw):
+    assert numbers_that_touch(draw()) == []
+
+
+def test_the_accesses_of_one_program_have_different_names():
+    shown = repr(puzzle(twice_kernel, 1, x[:4], wanted=x[:4] ** 2, BLOCK=4))
+    assert "access 1: 0-3; access 2: 0-3 (wrong: 0-3)" in shown

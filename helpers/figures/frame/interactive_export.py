@@ -15,7 +15,7 @@ from helpers.figures.frame.animation import Film, FilmStage
 from helpers.figures.frame.explorer import POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
-MAX = 450_000  # bytes of one figure's frames, packed
+MAX = 600_000  # bytes of one figure's frames, packed
 GPUS = ("T4", "RTX 4090", "H100", "A100", "H200", "B200")  # offered where not all fit: lessons name them
 
 
@@ -27,6 +27,9 @@ def export_interactive(figure) -> dict | None:
         positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; choices that need a kernel are left
         out, and a choice of GPUs may have only some. `states`: the stage's `still` and `data` for each combination of
         the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
+
+    Raises:
+        ValueError: the states are too many for one of the choices.
     """
     if isinstance(figure, Film):
         return _alone(figure, FilmStage, figure.data())
@@ -35,13 +38,21 @@ def export_interactive(figure) -> dict | None:
     if not isinstance(figure, Explorer):
         return None
     stage, states, changed = figure._stage, [_state(figure)], []
-    for choice in figure._choices:
+    # A choice of GPUs, which may be cut, gets the room that the others leave.
+    for choice in sorted(figure._choices, key=lambda each: each.description == "GPU"):
         for options in (_options(choice), _few(choice, 4), _few(choice, 3), _few(choice, 2)):
             if len(options) < 2 or len(states[0]) * len(states) * len(options) > 2 * MAX:
                 continue
-            if found := _states(figure, [*changed, (choice, options)]):
-                states, changed = found, [*changed, (choice, options)]
+            wider = sorted([*changed, (choice, options)], key=lambda each: figure._choices.index(each[0]))
+            if found := _states(figure, wider):
+                states, changed = found, wider
                 break
+        else:
+            if len(_options(choice)) > 1:
+                raise ValueError(
+                    f"no room for the choice {choice.description!r} of {type(figure).__name__}: with two options "
+                    f"the states take more than {MAX:,} bytes. Draw fewer frames."
+                )
     return {
         "text": figure.text,
         "stage": type(stage).__name__,
