@@ -86,7 +86,7 @@ class TritonLaunch:
     loads: source line -> bytes that a program loads there, including masked-off lanes.
     rounds: how many times a program executes its most frequent load.
     repeated: bytes that a program reloads; working_set: distinct bytes it moves.
-    flops: of `tl.dot`, with operands of dtype `product`; most_flops: of the busiest program.
+    flops: of `tl.dot`, with operands of dtype `product`; most_flops: the most of any program.
     operations: float operations, counted per element; special: those on the special function unit.
     unknown: parameters whose integers it reads without knowing their values, assumed to be 0; other values lead to
         other accesses.
