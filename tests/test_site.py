@@ -392,7 +392,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
     before = shown(film)
-    film.get_by_role("slider").press("End")  # it opens at its beginning
+    film.get_by_role("slider").press("End")  # it rests before it
     assert all(one != other for one, other in zip(before, shown(film), strict=True))
 
     slider = explorer.get_by_role("slider", name="rows")
