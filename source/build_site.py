@@ -343,7 +343,7 @@ class Site:
         folds = fold(notebook, list(answers.values()), [each["found"] for each in asks.values()], known)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = self.markup(cell.source, page)
+                cell.source = self.markup(for_a_box(cell.source), page)
                 continue
             if page.kind == "exercise":
                 to_read(cell)
@@ -481,6 +481,11 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def for_a_box(text: str) -> str:
+    """Return a question's text for a page: it has a box where the notebook has dots to replace."""
+    return re.sub(r"Replace the dots with(\s+)(?=your|the\b)", r"Enter\1", text)
 
 
 def finished_film() -> dict:

@@ -71,7 +71,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         names = ["a", "b", "a + b", "y"] if way == "unfused" else ["a", "b", "y"]
         rows = {name: MEMORY + ROW * number for number, name in enumerate(["a", "b", "a + b", "y"]) if name in names}
         for name, top in rows.items():
-            notes.append(Note(name, left + 6, top + 19))
+            notes.append(Note(name, left + 4, top + 19))
             boxes.append((left + 40, top + 8, TILES * CELL[0], CELL[1]))
             if name in "ab":
                 bars.append(Bar(left + 40, top + 8, TILES * CELL[0], CELL[1], 0.0, 0.0, colour, 0.25))
