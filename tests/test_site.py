@@ -408,7 +408,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     explorer.get_by_role("status").filter(has_text="fp16").wait_for()
     assert "4,096" in shown(explorer)[0], "a choice leaves the sliders where they are"
     gpus = explorer.get_by_role("combobox", name="GPU")  # a few: there is no room for all
-    assert gpus.locator("option").all_inner_texts() == ["T4", "RTX 4090", "H200"]
+    assert gpus.locator("option").all_inner_texts() == ["T4", "RTX 4090", "H100", "H200"]
     gpus.select_option("T4")
     explorer.get_by_role("status").filter(has_text="T4").wait_for()
     assert "to be changed in JupyterLab" not in page.locator("main").inner_text(), "what cannot be chosen is not shown"

@@ -62,8 +62,8 @@ class Explorer(ABC):
 
     `_parts`: rows of windows (x, y, width, height) of the picture, as a narrow page shows it; none: all of it.
     `_bar`: points, the height of its lowest bars; a narrow page draws them at least 14 pixels high.
-    `_flat`: per row, for parts that a narrow page draws as wide as itself: their height, times what their own shape
-    would give; none: no part is drawn so wide.
+    `_flat`: for parts that a narrow page draws as wide as itself, each row's height, times what its own shape would
+    give; none: no part is drawn so wide.
     `_kernel_only`: names of choices that a web page goes without, because their combinations are too many.
     """
 

@@ -9,7 +9,7 @@ from helpers.instruments.fusion.plan import FusionPlan
 from helpers.style import FUSED, LIMIT, UNFUSED, WRONG
 
 ASKED, ANSWERED = 1.0, 2.0  # of the clock: when an edge is fused or refused, and when the next one is asked
-EDGE = 3  # pixels: of an operation that shares a kernel
+EDGE = 3  # pixels: the frame around an operation that shares a kernel
 LEGEND = {UNFUSED: "through memory", FUSED: "in one kernel", LIMIT: "asked", WRONG: "refused"}
 SWATCH = 10  # pixels
 LETTER = 7.2  # pixels: an upper estimate
