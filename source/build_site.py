@@ -56,8 +56,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import helpers.figures  # noqa: E402, as build.py this runs as a script
+from helpers.figures.frame.interactive_export import export_interactive  # noqa: E402
+from helpers.figures.memory.moving_bytes import traffic_animation  # noqa: E402
 from helpers.figures.thumbnails import thumbnail  # noqa: E402
-from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
+from helpers.instruments import recorded as recorded_run  # noqa: E402
+from helpers.learning.course_map import Lesson, lessons_of, minutes_of, parts_of  # noqa: E402
 from helpers.learning.questions import HEADING, answers_of  # noqa: E402
 from helpers.learning.self_tests import MIME as SEALED  # noqa: E402
 from helpers.learning.self_tests import unsealed  # noqa: E402
@@ -288,9 +291,9 @@ class Site:
         shown = re.sub(r"<th[^>]*></th>", "<td></td>", shown)  # a column without a name has no header
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
-    def write(self, page: Page, notebook: nbformat.NotebookNode, lesson: Page | None = None) -> None:
-        """Render a notebook. `lesson`: whose live figures it uses, by default its own."""
-        live = self._prepare(page, notebook, recorded(self.root / (lesson or page).source))
+    def write(self, page: Page, notebook: nbformat.NotebookNode, known: dict | None = None) -> None:
+        """Render a notebook. `known`: the recorded figures that it uses, by default its own."""
+        live = self._prepare(page, notebook, recorded(self.root / page.source) if known is None else known)
         self.drawn |= {figure["stage"] for figure in live.values()}
         if live:
             name = f"assets/live/{page.source.stem}.js"
@@ -340,7 +343,7 @@ class Site:
         folds = fold(notebook, list(answers.values()), [each["found"] for each in asks.values()], known)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = self.markup(cell.source, page)
+                cell.source = self.markup(for_a_box(cell.source), page)
                 continue
             if page.kind == "exercise":
                 to_read(cell)
@@ -433,11 +436,14 @@ class Site:
         cells = [opening, film, *told, course, below_map, *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
         front[cells.index(course)].metadata["map"] = True
-        self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
+        known = recorded(self.root / first.source)
+        if film.id in known and "traffic_animation(" in film.source:
+            known[film.id] |= finished_film()
+        self.write(self.front, nbformat.v4.new_notebook(cells=front), known)
 
     @functools.cached_property
-    def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
-        """Return each part's name, aim and lessons: page, lesson, drawing, exercises with their points."""
+    def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, int, float]]]]]]:
+        """Return each part's name, aim and lessons: page, lesson, drawing, exercises with their minutes and points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -448,7 +454,7 @@ class Site:
                         of[lesson.path],
                         lesson,
                         thumbnail(of[lesson.path].number),
-                        [(of[path], done.total) for path, done in lesson.exercises],
+                        [(of[path], minutes_of(path), done.total) for path, done in lesson.exercises],
                     )
                     for lesson in lessons
                 ],
@@ -475,6 +481,18 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def for_a_box(text: str) -> str:
+    """Return a question's text for a page: it has a box where the notebook has dots to replace."""
+    return re.sub(r"Replace the dots with(\s+)(?=your|the\b)", r"Enter\1", text)
+
+
+def finished_film() -> dict:
+    """Return the first page's film: it asks nothing, so it counts the bytes and rests on its end."""
+    film = traffic_animation(recorded_run("h200"))
+    film.rests = 1.0
+    return {"states": export_interactive(film)["states"]}
 
 
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:

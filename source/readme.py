@@ -16,14 +16,14 @@ sys.path.insert(0, str(ROOT))
 from helpers.instruments import recorded_sweep  # noqa: E402, as build.py this runs as a script
 from helpers.instruments.recordings import dated  # noqa: E402
 from helpers.instruments.sweep_records import BEHIND, RecordedSweep, is_tuned, median  # noqa: E402
-from helpers.learning.course_map import lessons_of, still_map  # noqa: E402
+from helpers.learning.course_map import lessons_of, minutes_of, still_map  # noqa: E402
 
 GPU = "h100_80gb_hbm3"
 # Shapes of attention: batch, heads, key heads, queries, keys, head dim, whether causal.
 CAUSAL, DECODE = [4, 16, 16, 4096, 4096, 128, True], [8, 32, 8, 1, 8192, 128, False]
 # One row per lesson: lesson, what it builds, and the sweep point that timed it: kernel, direction, shape.
 SWEPT = [
-    ("03", "add + GELU, 100 million elements", "add_gelu", "forward", [100_000_007]),
+    ("03", "add + GELU, 100 million elements, bf16", "add_gelu", "forward", [100_000_007]),
     ("04", "bias + dropout + residual, 16381 × 5120", "bias_dropout_residual", "forward", [16381, 5120]),
     ("05", "LayerNorm + GELU, 32768 × 4096", "layer_norm_act", "forward", [32768, 4096]),
     ("06", "softmax + top 8, 32768 × 4096", "softmax_topk", "forward", [32768, 4096]),
@@ -98,11 +98,12 @@ def in_short(lines: list[str]) -> str:
     gains = [float(line.split("|")[8].removesuffix("× ")) for line in lines]
     level = [gain for gain in gains if 1 / BEHIND <= gain <= BEHIND]
     ahead, behind = [gain for gain in gains if gain > BEHIND], [gain for gain in gains if gain < 1 / BEHIND]
-    return (
+    text = (
         f"In {len(gains)} comparisons, our kernel is faster than the best of the others in {len(ahead)}, by up to "
         f"{max(ahead):.1f} ×; level, within {100 * BEHIND - 100:.0f} %, in {len(level)}; and slower in {len(behind)}, "
         f"at worst {min(behind):.2f} ×."
     )
+    return text.replace(" ×", "\N{NO-BREAK SPACE}×")
 
 
 def start(project: dict) -> str:
@@ -116,7 +117,9 @@ def start(project: dict) -> str:
 def total_time(course: Path) -> str:
     lessons = lessons_of(course)
     hours = sum(lesson.minutes for lesson in lessons) / 60
-    return f"The {len(lessons)} lessons take about {hours:.0f} hours. Each exercise announces its own time."
+    exercises = [minutes_of(path) or 0 for lesson in lessons for path, _ in lesson.exercises]
+    own = f", the {len(exercises)} exercises about {sum(exercises) / 60:.0f}" if exercises else ""
+    return f"The {len(lessons)} lessons take about {hours:.0f} hours{own}."
 
 
 def with_hours(course: Path) -> str:

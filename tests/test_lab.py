@@ -104,6 +104,7 @@ def lesson_of_two_questions(path: Path) -> None:
         code("1 + 1", **said("of neither")),
         code('times.on(RooflineExplorer(), "x")'),
     ]
+    cells[6].metadata["jupyter"] = {"source_hidden": True}  # as what only draws or compares
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
 
@@ -128,14 +129,14 @@ def shown(page: LessonPage) -> str:
 def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_between):
     """In between the page is opened beside its running kernel, too, and beside one begun anew."""
     here, page = two_questions, two_questions.page
-    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    expect(page.locator(".jp-OutputPlaceholder")).to_have_count(5, timeout=120_000)
     assert ANSWERS.findall(shown(here)) == []
     expect(page.get_by_text("of neither")).to_be_visible(timeout=120_000)
     assert page.locator(".jp-PlaceholderText").first.is_hidden()
     if in_between:
         # The kernel that opening began runs on when the tab is closed: still nothing has been seen.
         here.open_lesson("notebooks/two_questions.ipynb")
-        expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+        expect(page.locator(".jp-OutputPlaceholder")).to_have_count(5, timeout=120_000)
         assert ANSWERS.findall(shown(here)) == []
 
     here.run_cells(2)
@@ -160,7 +161,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     assert chart.locator("svg text").text_content() == "you said 12 MB"
     assert here.focused() == f"{QUESTION}:"
     expect(page.get_by_text("12 MB and 8 MB")).to_be_visible(timeout=120_000)
-    expect(page.get_by_title("Click to expand")).to_have_count(2, timeout=120_000)
+    expect(page.locator(".jp-OutputPlaceholder")).to_have_count(2, timeout=120_000)
     assert "1.667" not in shown(here)
     assert page.locator(".jp-OutputArea-output svg").count() == 2, "field and chart: the line below needs no third"
     page.keyboard.press("Tab")
@@ -190,7 +191,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     page.get_by_text("times fewer: 1.667 times; you said 2").wait_for()
     page.locator(".jp-MarkdownCell.jp-mod-active").filter(has_text="Behind the questions.").wait_for()
 
-    expect(page.get_by_title("Click to expand")).to_have_count(0, timeout=120_000)
+    expect(page.locator(".jp-OutputPlaceholder")).to_have_count(0, timeout=120_000)
     for _ in range(4):
         page.keyboard.press("Shift+Enter")
     page.get_by_role("slider").first.wait_for()
@@ -229,7 +230,13 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
 
 def test_an_answer_whose_cell_is_run_without_a_guess_stays_folded(two_questions):
     here, page = two_questions, two_questions.page
-    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    expect(page.locator(".jp-OutputPlaceholder")).to_have_count(5, timeout=120_000)
+    folded = page.locator(".jp-CodeCell:has(.jp-OutputPlaceholder)")
+    for each in folded.all():
+        each.scroll_into_view_if_needed()
+        expect(each.locator(".jp-OutputPlaceholder")).to_be_visible()  # also below code that is folded
+    told = "getComputedStyle(document.querySelector('.jp-Placeholder-contentContainer'), '::after').content"
+    assert page.evaluate(told) == '"Guess above to see this, or click here"'
     here.run_cells(2)
     page.locator(".fusion-guess input:focus").first.wait_for()
     for number in (2, 3, 4, 6):  # past the empty field, and the cells behind it
@@ -248,7 +255,7 @@ def test_an_answer_whose_cell_is_run_without_a_guess_stays_folded(two_questions)
     status.get_by_text("20 MB; you said 12, too low by a factor of 1.67").wait_for()
     page.get_by_text(f"{QUESTION}: 20 MB; you said 12").first.wait_for()
     assert "1.667" not in shown(here), "the other question's"
-    page.get_by_title("Click to expand").first.click()
+    page.locator(".jp-OutputPlaceholder").first.click()
     expect(page.get_by_text("1.667").first).to_be_visible()
     assert here.errors == []
 

@@ -1,8 +1,10 @@
 """The course's web pages: complete, small, independent of other hosts, and interactive without a kernel."""
 
+import base64
 import json
 import re
 import threading
+import zlib
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -392,7 +394,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
     before = shown(film)
-    film.get_by_role("slider").press("End")  # it opens at its beginning
+    film.get_by_role("slider").press("End")  # it rests before it
     assert all(one != other for one, other in zip(before, shown(film), strict=True))
 
     slider = explorer.get_by_role("slider", name="rows")
@@ -406,7 +408,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     explorer.get_by_role("status").filter(has_text="fp16").wait_for()
     assert "4,096" in shown(explorer)[0], "a choice leaves the sliders where they are"
     gpus = explorer.get_by_role("combobox", name="GPU")  # a few: there is no room for all
-    assert gpus.locator("option").all_inner_texts() == ["T4", "RTX 4090", "H200"]
+    assert gpus.locator("option").all_inner_texts() == ["T4", "RTX 4090", "H100", "H200"]
     gpus.select_option("T4")
     explorer.get_by_role("status").filter(has_text="T4").wait_for()
     assert "to be changed in JupyterLab" not in page.locator("main").inner_text(), "what cannot be chosen is not shown"
@@ -675,6 +677,23 @@ def test_a_lesson_opens_with_its_film_unless_that_tells(sample, course):
 )
 def test_what_tells_an_answer(text, found, told):
     assert build_site.says(text, found) == told
+
+
+def test_a_page_asks_to_fill_its_box_and_not_to_replace_dots():
+    assert build_site.for_a_box("How many? Replace the dots with\nyour number.") == "How many? Enter\nyour number."
+    asking = [path for path in ROOT.glob("source/lessons/*.py") if "Replace the dots" in path.read_text()]
+    assert asking
+    for path in asking:
+        told = re.sub(r"\n# +", "\n", path.read_text())
+        assert "Replace the dots" not in build_site.for_a_box(told), path.name
+
+
+def test_the_first_pages_film_counts_bytes_and_rests_on_its_end(tmp_path):
+    [state] = build_site.finished_film()["states"]
+    data = json.loads(zlib.decompress(base64.b64decode(state)))["data"]
+    assert data["rests"] == 1
+    [[_, scene]] = data["scenes"]
+    assert [counter[1] for counter in scene["counters"]] == ["{} GB have crossed", "clock: {} µs"] * 2
 
 
 def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):

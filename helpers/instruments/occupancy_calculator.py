@@ -231,11 +231,11 @@ class Occupancy:
         """The smallest reductions that, together, let one more block fit.
 
         "threads" per block, "registers" per thread, "shared memory" bytes per block, "barriers" per block, columns of
-        "tensor memory" per block. Empty if the SM's maximum number of blocks is reached, or the carve-out is too small
-        for any other block.
+        "tensor memory" per block. Empty if the SM's maximum number of blocks or warps is reached, or the carve-out is
+        too small for any other block.
         """
         block, wanted, less = self._block, self.blocks + 1, {}
-        if wanted > block.limits.blocks:
+        if wanted > block.limits.blocks or self.warps == block.limits.warps:
             return {}
         if block.by_warps() < wanted:
             threads = block.limits.warps // wanted * WARP
@@ -276,6 +276,8 @@ class Occupancy:
         """`one_more_block` in words."""
         if self.blocks == self._block.limits.blocks:
             return f"an SM holds no more than {self.blocks} blocks"
+        if self.warps == self._block.limits.warps:
+            return f"an SM holds no more than {self.warps} warps"
         less = self.one_more_block
         if not less:
             return "no smaller block lets one more fit: the shared-memory carve-out is too small"

@@ -66,7 +66,7 @@ def lessons_of(course: Path) -> list[Lesson]:
             questions = answers_of(notebook)
         except (TypeError, KeyError, IndexError):
             continue
-        minutes = re.search(r"About (\d+) minutes", opening)
+        minutes = minutes_in(opening)
         title = re.match(r"# (?:\d+[a-z]? )?(.+)", opening)
         if minutes is None or title is None:  # not a lesson, such as the bench for experiments
             continue
@@ -79,8 +79,21 @@ def lessons_of(course: Path) -> list[Lesson]:
             for each in seen
             if each.guess and each.found and each.guess * each.found > 0
         )
-        lessons.append(Lesson(path, title[1], int(minutes[1]), len(questions), len(seen), off, own))
+        lessons.append(Lesson(path, title[1], minutes, len(questions), len(seen), off, own))
     return lessons
+
+
+def minutes_in(opening: str) -> int | None:
+    """Return how long a notebook takes, as its first cell announces it: "About 40 minutes", or "takes about 40"."""
+    told = re.search(r"\b[Aa]bout (\d+)\s+minutes", opening)
+    return int(told[1]) if told else None
+
+
+def minutes_of(notebook: Path) -> int | None:
+    try:
+        return minutes_in(text(read(notebook)["cells"][0]["source"]))
+    except (TypeError, KeyError, IndexError):
+        return None
 
 
 def _notebooks(folder: Path) -> list[Path]:
@@ -145,7 +158,8 @@ def _table(lessons: list[Lesson], course: Path, still: bool) -> list[str]:
         name = _link(lesson.path, course, f"{_number(lesson.path)} {lesson.title}")
         done = [str(lesson.questions)] if still else [_bar(lesson), _typical(lesson.off)]
         exercises = "; ".join(
-            f"{_link(path, course, _number(path))}, {_points(found, still)}" for path, found in lesson.exercises
+            f"{_link(path, course, _number(path))}, {_time(path)}{_points(found, still)}"
+            for path, found in lesson.exercises
         )
         drawing = [] if still else [f'<img src="{DRAWINGS}/{_number(lesson.path)}.svg" width="68" alt="">']
         rows.append(f"| {' | '.join([*drawing, name, str(lesson.minutes), *done, exercises])} |")
@@ -170,6 +184,11 @@ def _link(path: Path, course: Path, name: str) -> str:
 
 def _number(path: Path) -> str:
     return path.stem.partition("_")[0]
+
+
+def _time(exercise: Path) -> str:
+    minutes = minutes_of(exercise)
+    return f"{minutes} minutes, " if minutes else ""
 
 
 def _points(found: Progress, still: bool) -> str:

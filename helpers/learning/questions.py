@@ -11,7 +11,8 @@ def answers_of(notebook: dict) -> dict[str, list[dict]]:
 
     These are all the cells after the question up to the one that compares, and from there to the next question or
     heading, because outputs after an answer show it in detail; any later cell that uses the guess, such as a chart that
-    marks it, or that has the tag `answers-NAME`; and the table of all guesses.
+    marks it, or that has the tag `answers-NAME`; and the table of all guesses. A puzzle is never one of them, nor a
+    launch to step through after the answer: the reader is to work with it.
     """
     cells = notebook["cells"]
     asked = {at: found for at, cell in enumerate(cells) if (found := _asked(cell)) is not None}
@@ -28,13 +29,18 @@ def answers_of(notebook: dict) -> dict[str, list[dict]]:
             for number in behind
             if number not in asked
             and (
-                end is None
-                or number < end
+                ((end is None or number < end) and not _is_to_do(cells[number], after=number > to))
                 or taken_up.search(text(cells[number]["source"]))
                 or tag in cells[number]["metadata"].get("tags", ())
             )
         ]
     return answers
+
+
+def _is_to_do(cell: dict, after: bool) -> bool:
+    """Return whether a cell shows a puzzle, or, `after` the answer, a launch to step through."""
+    calls = "puzzle|cuda_puzzle|watch" if after else "puzzle|cuda_puzzle"
+    return re.search(rf"^(?:{calls})\(", text(cell["source"]), re.MULTILINE) is not None
 
 
 def _begins(cell: dict) -> bool:

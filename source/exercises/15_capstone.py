@@ -3,8 +3,8 @@
 #
 # We give you a block of a model in plain PyTorch: the gated norm at the end of a Mamba-2 layer, with its residual. Fuse
 # it, **forward and backward**, until you've removed at least **60 % of its metered traffic**. Then write a report,
-# whose numbers we'll check at sizes you haven't seen. About two hours. You can draw on all the lessons, especially 05,
-# 11 and 15.
+# whose numbers we'll check at sizes you haven't seen. About 120 minutes. You can draw on all the lessons, especially
+# 05, 11 and 15.
 # <!-- given 60 %: what this exercise asks for -->
 #
 # **The formula**, for each row of $n$ elements:

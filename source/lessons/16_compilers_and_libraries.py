@@ -639,6 +639,8 @@ print(*source.splitlines()[-8:], sep="\n")
 # works on [HLO](../docs/glossary.md#hlo). This is our function before optimisation:
 
 # %% tags=["hide-input"]
+from textwrap import shorten
+
 from benchmarks.libraries import record
 
 libraries = record()
@@ -651,7 +653,7 @@ lines = [line.strip() for line in entry_before.splitlines() if " = " in line]
 print(f"{len(lines)} instructions in the entry computation, among them")
 for line in lines:
     if re.search(r" (multiply|reduce|rsqrt|call)\(", line):
-        print(" ", re.sub(r"\{[\d,]*\}", "", line)[:92])
+        print(" ", shorten(re.sub(r"\{[\d,]*\}", "", line), 92, placeholder=" ..."))
 
 # %% [markdown]
 # And after it. One `fusion` instruction becomes one kernel:
@@ -661,7 +663,7 @@ entry_after = xla["after"].partition("ENTRY")[2]
 for line in entry_after.splitlines():
     if " = " in line and " parameter(" not in line:
         short = re.sub(r"\{[\d,]*\}|, backend_config=.*|, metadata=.*", "", line.strip())
-        print(short[:98])
+        print(shorten(short, 98, placeholder=" ..."))
 print("fusions:", len(re.findall(r" fusion\(", entry_after)), "kinds:", *xla["kinds"])
 print("code generator:", re.search(r'"kind":"(\w+)"', xla["after"])[1])
 moved, passes = xla["costs"]["bytes accessed"], 3 * 32768 * 4096 * 2
@@ -1035,7 +1037,7 @@ except ImportError as error:
 
 # %% tags=["hide-input"]
 for line in stages["joint"].code.strip().splitlines()[1:]:
-    print(" ".join(line.split())[:98])
+    print(shorten(line, 98, placeholder=" ..."))
 
 # %% [markdown]
 # ### Smaller and wider matmuls

@@ -49,6 +49,18 @@ def test_the_animations_bytes_are_the_meters_and_its_times_the_record():
     )
 
 
+def test_the_memory_is_framed_and_named():
+    scene = traffic_animation(H200).scenes["add + GELU"]
+    names = [note for note in scene.notes if note.text == "memory"]
+    assert len(names) == 2
+    for name in names:
+        [(x, top, width, height)] = [box for box in scene.boxes if box[0] + box[2] == name.x]
+        assert 3 <= top - name.y <= 5
+        rows = [bar for bar in scene.bars if x < bar.x < x + width and bar.y < 180]
+        assert len(rows) > 2 * TILES
+        assert all(top < bar.y and bar.y + bar.height < top + height for bar in rows)
+
+
 def test_the_registers_name_is_right_below_its_box():
     """With what leaves the chip below the name."""
     scene = traffic_animation(H200).scenes["add + GELU"]
@@ -312,11 +324,11 @@ def test_where_motion_is_unwanted_it_goes_on_picture_by_picture(page_of, motion,
     assert 2 < page.evaluate("times.size") <= most
 
 
-def test_it_opens_at_its_beginning_whatever_its_still_shows(page_of):
-    """At its end it would show what the reader is to find, and the slider would say that it has been played."""
+def test_it_rests_where_its_still_does_and_plays_from_its_beginning(page_of):
+    """Its beginning would show no difference, its end what the reader is to find."""
     page = page_of(Film({"long": LONG}, frame=0.75))
-    assert at(page) == LONG.says(0.0)
-    assert page.locator("input").input_value() == "0"
+    assert at(page) == LONG.says(3.0)
+    assert page.locator("input").input_value() == "75"
     page.evaluate("""() => { window.clocks = []; new MutationObserver(() =>
         clocks.push(parseFloat(document.querySelector('.clock').textContent))
     ).observe(document.querySelector('.fusion-moving'), {childList: true}); }""")

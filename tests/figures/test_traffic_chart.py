@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from helpers.figures.memory.tensor_traffic import READ, WRITE, traffic_chart
 from helpers.instruments.traffic import measure
@@ -21,6 +22,16 @@ def test_each_bar_is_as_long_as_its_tensors_bytes(traffics):
     unfused = [(0, READ, 4000)] * 3 + [(0, WRITE, 4000)] * 2
     fused = [(1, READ, 4000)] * 2 + [(1, WRITE, 4000)]
     assert np.array(bars) == pytest.approx(np.array(unfused + fused))
+
+
+def test_the_axis_has_the_unit_of_its_bars(traffics):
+    figure = traffic_chart(traffics).figure
+    [axes] = figure.axes
+    figure.draw_without_rendering()
+    assert any("bytes moved (kB)" in each.get_text() for each in figure.findobj(Text))
+    labels = {tick.get_text() for tick in axes.get_xticklabels()}
+    assert "20" in labels or "10" in labels, labels
+    assert [text.get_text().strip() for text in axes.texts if "kB" in text.get_text()] == ["20 kB", "12 kB"]
 
 
 def test_the_title_is_worked_out_or_given(traffics):

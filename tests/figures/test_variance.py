@@ -11,6 +11,7 @@ import pytest
 
 from helpers.figures.rowwise.variance_error import (
     COLUMNS,
+    LOOKS,
     MEANS,
     TOP,
     WAYS,
@@ -19,6 +20,7 @@ from helpers.figures.rowwise.variance_error import (
     layer_norm_errors,
     mean_and_variance,
     variance_axes,
+    variance_chart,
 )
 
 
@@ -73,7 +75,7 @@ def test_each_frame_shows_its_position(arithmetic):
         explorer.mean.index, explorer.columns.index = divmod(index, len(COLUMNS))
         assert frame["text"] == explorer.text
         curves = ErrorCurves(explorer.columns.value, arithmetic)
-        marks = re.findall(r"translate\(([\d.]+) ([\d.]+)\)", frame["svg"])
+        marks = re.findall(r'translate\(([\d.]+) ([\d.]+)\)"', frame["svg"])
         for way, (x, y) in zip(WAYS, marks, strict=True):
             expected = axes.transData.transform((explorer.mean.value, curves.height(way, explorer.mean.value)))
             assert (float(x), figure.bbox.height - float(y)) == pytest.approx(tuple(expected), abs=0.11)
@@ -113,3 +115,23 @@ def test_an_explorer_off_its_sliders_is_refused():
         VarianceExplorer(mean=7)
     with pytest.raises(ValueError, match="unknown arithmetic 'bf16'"):
         VarianceExplorer(arithmetic="bf16")
+
+
+def test_a_line_breaks_where_results_are_not_numbers():
+    curves = ErrorCurves(1024, "fp32")
+    for way in LOOKS:
+        shown = [mean for run in curves.runs(way) for mean in run]
+        assert sorted(shown + curves.gaps(way)) == list(MEANS)
+        assert not any(math.isnan(curves.error(way, mean)) for mean in shown)
+    assert curves.gaps("one pass")
+    [axes] = variance_chart(curves, 1.0).figure.axes
+    lines = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) > 2 and line.get_linestyle() == "-"]
+    assert lines
+    assert max(max(line) for line in lines) < TOP
+
+
+@pytest.mark.parametrize("arithmetic", ["fp16", "fp32", "fp64"])
+def test_the_label_of_the_axis_is_inside_its_picture(arithmetic):
+    figure = variance_chart(ErrorCurves(1024, arithmetic), 1.0).figure
+    box = figure.get_tightbbox()
+    assert box.x0 >= 0

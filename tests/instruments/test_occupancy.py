@@ -240,6 +240,8 @@ def test_advice_names_the_change():
     assert too_much.advice == "to fit one more block, use 2 KB less shared memory"
     assert occupancy((9, 0), threads=32).advice == "an SM holds no more than 32 blocks"
     assert occupancy((9, 0), threads=288).advice == "to fit one more block, use 32 fewer threads per block"
+    full = occupancy((9, 0), threads=256, registers=32)
+    assert (full.fraction, full.advice, full.one_more_block) == (1, "an SM holds no more than 64 warps", {})
     assert "carve-out" in occupancy((9, 0), threads=32, carveout=0).advice
     assert occupancy((9, 0), threads=1024, registers=255).one_more_block == {"registers": 191}
 

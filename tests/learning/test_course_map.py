@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
+import nbformat
 import pytest
 
 from helpers.course_contents import write_map
 from helpers.figures.thumbnails import IDEAS, thumbnail
-from helpers.learning.course_map import course_map, lessons_of, parts_of
+from helpers.learning.course_map import course_map, lessons_of, minutes_in, parts_of
 from helpers.learning.progress import course_of, read, record
 from helpers.learning.questions import answers_of
 from helpers.learning.saved_guesses import KeptGuess, keep
@@ -53,7 +54,7 @@ def test_before_anything_is_done(course):
         f"{second.minutes}",
         "□□□□□ 0 of 5",
         "",
-        "[01](exercises/01_roofline.ipynb), 10 points",
+        "[01](exercises/01_roofline.ipynb), 30 minutes, 10 points",
     ]
     assert "lab_bench" not in page
 
@@ -81,7 +82,7 @@ def test_after_a_lesson_comes_the_next_then_its_exercise_then_nothing(course):
     sources = {cell["id"]: "".join(cell["source"]) for cell in read(exercise)["cells"] if cell.get("id") in answers}
     record(exercise, dict.fromkeys(found.points, "pass"), sources)
     assert "**Every lesson and every exercise is done.**" in course_map(course)
-    assert row(course, "01 The roofline")[-1] == "[01](exercises/01_roofline.ipynb), 8 of 10 points"
+    assert row(course, "01 The roofline")[-1] == "[01](exercises/01_roofline.ipynb), 30 minutes, 8 of 10 points"
 
 
 def test_the_map_has_three_parts_and_each_lesson_is_in_one():
@@ -111,3 +112,26 @@ def test_each_lesson_has_a_drawing_of_its_own(course):
     named = re.findall(r'<img src="([^"]+)"', (course / "COURSE_MAP.md").read_text())
     assert [(course / each).read_text() for each in named] == [drawn["00"], drawn["01"]]
     assert thumbnail("99") == ""
+
+
+def test_every_exercise_announces_its_minutes():
+    times = {path.stem: minutes_in(path.read_text(encoding="utf-8")) for path in ROOT.glob("source/exercises/*.py")}
+    assert len(times) == 20
+    assert all(20 <= (time or 0) <= 120 for time in times.values()), times
+    assert minutes_in("It takes about 50 minutes.") == 50
+    assert minutes_in("It takes a while.") is None
+
+
+def test_what_the_reader_is_to_do_is_no_answer():
+    sources = {
+        "ask": 'used = predict_first("slots", unit="%")',
+        "step before": "watch(kernel[(3,)], x)",
+        "compare": "used.compare(3)",
+        "detail": "table()",
+        "puzzle": "@triton.jit\ndef a_kernel():\n    pass\n\n\npuzzle(a_kernel, 3, wanted=x)",
+        "step": "x = 1\nwatch(kernel[(3,)], x)",
+    }
+    cells = [nbformat.v4.new_code_cell(source) for source in sources.values()]
+    [answers] = answers_of({"cells": cells}).values()
+    names = [next(name for name, source in sources.items() if source == cell["source"]) for cell in answers]
+    assert names == ["step before", "compare", "detail"]

@@ -53,7 +53,7 @@ function lettered(placed, x, y) {
 }
 
 function render({ model, el }) {
-  const { choice, scenes, narrow: given = [] } = model.get("data");
+  const { choice, scenes, narrow: given = [], rests = 0 } = model.get("data");
   const narrow = given.map((each, number) => (each.split === undefined ? each : stacked(scenes[number][1], each)));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
@@ -76,7 +76,7 @@ function render({ model, el }) {
   const chart = make(el, "div", { class: "fusion-film-chart", role: "img" });
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let scene, context, canvas, moving, texts, chosen, time = 0, playing = null;
+  let scene, context, canvas, moving, texts, chosen, time = 0, playing = null, untouched = true;
   let tints = new Map(), themed = "";
   const tint = (colour) => {
     if (!tints.has(colour)) tints.set(colour, tinted(colour, ...themed.split(" ")));
@@ -175,7 +175,7 @@ function render({ model, el }) {
     context = canvas.getContext("2d");
     moving = chart.querySelector(".fusion-moving");
     texts = [...chart.querySelectorAll(".counter")];
-    time = Math.min(time, scene.seconds);
+    time = untouched ? rests * scene.seconds : Math.min(time, scene.seconds);
     paint();
   };
   // A line that larger letters make too long has smaller ones.
@@ -189,6 +189,7 @@ function render({ model, el }) {
     });
   };
   const seek = (wanted) => {
+    untouched = false;
     time = Math.max(0, Math.min(scene.seconds, wanted));
     paint();
   };
@@ -199,7 +200,8 @@ function render({ model, el }) {
     player.setAttribute("aria-label", "Play");
   };
   const play = () => {
-    if (time >= scene.seconds) time = 0;
+    if (untouched || time >= scene.seconds) time = 0;
+    untouched = false;
     player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     let last = null, pending = 0;

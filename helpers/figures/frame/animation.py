@@ -23,7 +23,7 @@ from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 _HERE = Path(__file__).parent
 LINE = 19  # pixels between the lines of a title, here and in animation.js
 HEADINGS = 24  # pixels below a film's top, where its panels begin
-ROOM = 10  # pixels: the highest gap on a narrow page
+ROOM = 10  # pixels: the highest gap on a narrow page, unless a film says otherwise
 TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter
 
 
@@ -126,17 +126,18 @@ class Animation:
 class Stack:
     """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide.
 
-    Empty space, such as a row of only one part, is left out.
+    Empty space, such as a row of only one part, is left out; `room` is the highest gap that stays.
     """
 
     split: float
     width: float
+    room: float = ROOM
 
     def layout(self, scene: Animation) -> dict:
         """Return what the browser lays a scene out by: each part's heights and by how much they and all below move."""
         title = folded(scene.title, self.width)
-        upper, end = _tightened(scene, lambda x: x < self.split, HEADINGS + LINE * title.count("\n"))
-        lower, end = _tightened(scene, lambda x: x >= self.split, end + ROOM)
+        upper, end = _tightened(scene, lambda x: x < self.split, HEADINGS + LINE * title.count("\n"), self.room)
+        lower, end = _tightened(scene, lambda x: x >= self.split, end + ROOM, self.room)
         size = self.width, end + 4
         return {"split": self.split, "size": size, "title": title, "upper": upper, "lower": lower}
 
@@ -152,12 +153,14 @@ def _heights(scene: Animation, ours: Callable[[float], bool]) -> list[tuple[floa
     return sorted(heights)
 
 
-def _tightened(scene: Animation, ours: Callable[[float], bool], top: float) -> tuple[list[tuple[float, float]], float]:
-    """Return (height, shift) steps that close gaps higher than ROOM below `top`, and the end of the part."""
+def _tightened(
+    scene: Animation, ours: Callable[[float], bool], top: float, room: float
+) -> tuple[list[tuple[float, float]], float]:
+    """Return (height, shift) steps that close gaps higher than `room` below `top`, and the end of the part."""
     reached, shift, steps = None, top, []
     for upper, lower in _heights(scene, ours):
-        if reached is None or upper - reached > ROOM:
-            shift = top - upper if reached is None else shift - (upper - reached - ROOM)
+        if reached is None or upper - reached > room:
+            shift = top - upper if reached is None else shift - (upper - reached - room)
             steps.append((round(upper, 1), round(shift, 1)))
         reached = lower if reached is None else max(reached, lower)
     return steps, round((reached or 0) + shift, 1)
@@ -217,7 +220,8 @@ class Film:
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
-        frame: the time of the still picture, as a fraction of the film; never its end. A live film opens at 0.
+        frame: the time of the still picture, as a fraction of the film; never its end. A live film rests there
+            until it is played, unless `rests` is changed.
         narrow: the layout on a narrow page: a Stack, or name -> scene.
     """
 
@@ -228,7 +232,7 @@ class Film:
         frame: float = 0.5,
         narrow: Stack | dict[str, Animation] | None = None,
     ):
-        self.scenes, self.frame, self._choice, self._narrow = scenes, frame, choice, narrow
+        self.scenes, self.frame, self.rests, self._choice, self._narrow = scenes, frame, frame, choice, narrow
 
     @property
     def text(self) -> str:
@@ -246,7 +250,7 @@ class Film:
             narrow = [given.layout(scene) for scene in self.scenes.values()]
         else:
             narrow = [_sent(scene) for scene in (given or {}).values()]
-        return {"choice": self._choice, "scenes": scenes, "narrow": narrow}
+        return {"choice": self._choice, "scenes": scenes, "narrow": narrow, "rests": self.rests}
 
     def __repr__(self) -> str:
         return self.text

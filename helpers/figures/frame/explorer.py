@@ -64,11 +64,13 @@ class Explorer(ABC):
     `_bar`: points, the height of its lowest bars; a narrow page draws them at least 14 pixels high.
     `_flat`: for parts that a narrow page draws as wide as itself, each row's height, times what its own shape would
     give; none: no part is drawn so wide.
+    `_kernel_only`: names of choices that a web page goes without, because their combinations are too many.
     """
 
     _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()
     _bar: float = 0
     _flat: tuple[float, ...] = ()
+    _kernel_only: tuple[str, ...] = ()
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]

@@ -7,6 +7,7 @@ choices too, one choice after the other, while all of them together stay small.
 import base64
 import itertools
 import json
+import math
 import zlib
 
 import ipywidgets as widgets
@@ -16,7 +17,11 @@ from helpers.figures.frame.explorer import POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
 MAX = 600_000  # bytes of one figure's frames, packed
-GPUS = ("T4", "RTX 4090", "H100", "A100", "H200", "B200")  # offered where not all fit: lessons name them
+# Offered where not all fit: lessons name them.
+FEW = {
+    "GPU": ("T4", "RTX 4090", "H100", "A100", "H200", "B200"),
+    "dtype": ("fp32", "bf16", "fp16", "float32", "bfloat16"),
+}
 
 
 def export_interactive(figure) -> dict | None:
@@ -25,11 +30,11 @@ def export_interactive(figure) -> dict | None:
     Returns:
         `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: its sliders'
         positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; choices that need a kernel are left
-        out, and a choice of GPUs may have only some. `states`: the stage's `still` and `data` for each combination of
-        the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
+        out, and a choice of GPUs or dtypes may have only some. `states`: the stage's `still` and `data` for each
+        combination of the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
 
     Raises:
-        ValueError: the states are too many for one of the choices.
+        ValueError: the states are too many.
     """
     if isinstance(figure, Film):
         return _alone(figure, FilmStage, figure.data())
@@ -37,22 +42,21 @@ def export_interactive(figure) -> dict | None:
         return _alone(figure, Stepper, figure.scene.data())
     if not isinstance(figure, Explorer):
         return None
-    stage, states, changed = figure._stage, [_state(figure)], []
-    # A choice of GPUs, which may be cut, gets the room that the others leave.
-    for choice in sorted(figure._choices, key=lambda each: each.description == "GPU"):
-        for options in (_options(choice), _few(choice, 4), _few(choice, 3), _few(choice, 2)):
-            if len(options) < 2 or len(states[0]) * len(states) * len(options) > 2 * MAX:
-                continue
-            wider = sorted([*changed, (choice, options)], key=lambda each: figure._choices.index(each[0]))
-            if found := _states(figure, wider):
-                states, changed = found, wider
-                break
-        else:
-            if len(_options(choice)) > 1:
-                raise ValueError(
-                    f"no room for the choice {choice.description!r} of {type(figure).__name__}: with two options "
-                    f"the states take more than {MAX:,} bytes. Draw fewer frames."
-                )
+    stage, first = figure._stage, _state(figure)
+    choices = [
+        each for each in figure._choices if each.description not in figure._kernel_only and len(_options(each)) > 1
+    ]
+    for gpus, dtypes in ((None, None), (4, None), (3, None), (3, 2), (2, 2)):
+        most = {"GPU": gpus, "dtype": dtypes}
+        changed = [(choice, _few(choice, most.get(choice.description))) for choice in choices]
+        count = math.prod(len(options) for _, options in changed)
+        if len(first) * count <= 4 * MAX and (states := _states(figure, changed)):
+            break
+    else:
+        raise ValueError(
+            f"no room for all choices of {type(figure).__name__}: the states take more than {MAX:,} bytes. Draw fewer "
+            "frames, or name choices in _kernel_only."
+        )
     return {
         "text": figure.text,
         "stage": type(stage).__name__,
@@ -86,13 +90,14 @@ def _options(widget) -> list[tuple]:
     return [each if isinstance(each, tuple) else (each, each) for each in widget.options]
 
 
-def _few(choice, count: int) -> list[tuple]:
-    """Return `count` options of a choice of GPUs, in their order, including the current one; none of other choices."""
-    if choice.description != "GPU":
-        return []
-    wanted = [choice.value, *(name for name in GPUS if name != choice.value)]
-    taken = [name for name in wanted if name in [value for _, value in _options(choice)]][:count]
-    return [each for each in _options(choice) if each[1] in taken]
+def _few(choice, most: int | None) -> list[tuple]:
+    """Return the options of a choice; of a long choice of GPUs or dtypes, `most`, including the current one."""
+    options = _options(choice)
+    if most is None or choice.description not in FEW or len(options) <= most:
+        return options
+    wanted = [choice.value, *(name for name in FEW[choice.description] if name != choice.value)]
+    taken = [name for name in wanted if name in [value for _, value in options]][:most]
+    return [each for each in options if each[1] in taken]
 
 
 def _states(figure: Explorer, changed: list[tuple]) -> list[str] | None:

@@ -14,6 +14,7 @@ TILES = 16  # of each tensor, in the picture
 WIDTH, BESIDE = 620, 20  # pixels
 CELL, ROW = (14.4, 15), 26
 MEMORY, CHIP = 58, 190  # tops
+FRAMED = 4 * ROW + 4  # the memory's frame, around its four rows
 BUS = 16  # pixels wide, at the right of memory and chip
 UNIT, REGISTER = (56, 22), (48, 22)  # a unit of the chip, and the register on the wire between the two
 SUM = PURPLE  # what makes the useless trip
@@ -70,14 +71,15 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         names = ["a", "b", "a + b", "y"] if way == "unfused" else ["a", "b", "y"]
         rows = {name: MEMORY + ROW * number for number, name in enumerate(["a", "b", "a + b", "y"]) if name in names}
         for name, top in rows.items():
-            notes.append(Note(name, left, top + 19))
+            notes.append(Note(name, left + 4, top + 19))
             boxes.append((left + 40, top + 8, TILES * CELL[0], CELL[1]))
             if name in "ab":
                 bars.append(Bar(left + 40, top + 8, TILES * CELL[0], CELL[1], 0.0, 0.0, colour, 0.25))
         bus = left + half - BUS
-        boxes += [(bus, MEMORY, BUS, CHIP - MEMORY), (left, CHIP, half, 72)]
+        framed = bus - 8 - left
+        boxes += [(left, MEMORY, framed, FRAMED), (bus, MEMORY, BUS, CHIP - MEMORY), (left, CHIP, half, 72)]
         notes += [
-            Note("memory", bus - 4, MEMORY - 2, "right"),
+            Note("memory", left + framed, MEMORY - 4, "right"),
             Note("bus", bus - 4, CHIP - 6, "right"),
             Note("chip", left + 4, CHIP + 14),
         ]
@@ -125,7 +127,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
     told = (
         (
             0.0,
-            "Both read a and b. The first of two kernels adds and writes the sum to memory; the fused one keeps it.",
+            "Unfused, the first kernel adds a and b and writes the sum to memory. Fused, the sum stays on the chip.",
         ),
         (half_way, "The second kernel reads the same sum back, to apply GELU: a wasted round trip."),
         (ways["unfused"], "Both give the same result. Only the unfused version moved the sum, out and back."),
@@ -135,4 +137,4 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         "The same result, but fused, the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
-    return Film({"add + GELU": scene}, narrow=Stack(half + BESIDE, half + 4))
+    return Film({"add + GELU": scene}, narrow=Stack(half + BESIDE, half + 4, room=3))

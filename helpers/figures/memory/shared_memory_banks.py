@@ -77,7 +77,12 @@ class BanksExplorer(Explorer):
     """
 
     def __init__(self, width: int = 32, k: int = 0):
-        self.read = widgets.Dropdown(options=list(READS), value=next(iter(READS)), description="a warp reads")
+        self.read = widgets.Dropdown(
+            options=list(READS),
+            value=next(iter(READS)),
+            description="a warp reads",
+            style={"description_width": "112px"},  # as the sliders'
+        )
         self.width = slider("words a row", WIDTHS, width)
         self.k = slider("k", PLACES, k)
         super().__init__(FramePlayer(), [self.width, self.k], [[self.read]])

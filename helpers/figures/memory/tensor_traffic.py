@@ -10,6 +10,9 @@ from helpers.style import INK, MARKERS, STYLE, TEXT
 READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two
 
 
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))  # of the axis, as of the bars' labels
+
+
 def traffic_chart(versions: dict[str, Traffic], title: str | None = None) -> Chart:
     """Draw one bar per version, in the given order: first reads, then, narrower, writes.
 
@@ -30,9 +33,10 @@ def traffic_chart(versions: dict[str, Traffic], title: str | None = None) -> Cha
     title = title or _finding(versions)
     with rc_context(STYLE):
         longest = max(traffic.bytes_total for traffic in versions.values())
-        label = "bytes moved (MB): wide bars are read, narrow ones written"
+        scale, unit = next((each for each in UNITS if longest >= each[0]), UNITS[-1])
+        label = f"bytes moved ({unit}): wide bars are read, narrow ones written"
         figure, axes = bar_axes(list(versions), longest, title, label)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:g}")
         for row, (name, traffic) in enumerate(versions.items()):
             colour, start = MARKERS[name][1], 0
             for label, nbytes, height in _segments(traffic):

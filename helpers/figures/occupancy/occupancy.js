@@ -139,7 +139,7 @@ const frameOf = (sm, [first, second, third], narrow) => {
   const blocks = Math.min(...Object.values(allowed));
   const warps = blocks * Math.ceil(block.threads / 32);
   const limiters = Object.keys(allowed).filter((name) => allowed[name] === blocks);
-  const more = blocks < sm.blocks ? oneMore(sm, block, blocks + 1) : null;
+  const more = blocks < sm.blocks && warps < sm.warps ? oneMore(sm, block, blocks + 1) : null;
   const limited = `limited by ${limiters.join(" and ")}`;
   const title = `${warps} of ${sm.warps} warps of an SM are active, ${limited}`;
   const limiting = limiters.map((name) => PANEL_OF[name]);
@@ -153,7 +153,7 @@ const frameOf = (sm, [first, second, third], narrow) => {
     text:
       `${sm.name}, ${block.threads} threads, ${block.registers} registers, ${bytes(block.size)} of shared memory: ` +
       `${blocks} block${blocks === 1 ? "" : "s"}, ${warps} of ${sm.warps} warps (${sm.shares[warps]}), ${limited}: ` +
-      (more ? advice(sm, block, more) : `an SM holds no more than ${sm.blocks} blocks`) +
+      (more ? advice(sm, block, more) : `an SM holds no more than ${blocks < sm.blocks ? `${sm.warps} warps` : `${sm.blocks} blocks`}`) +
       ".",
     table: tableHtml(allowed),
   };

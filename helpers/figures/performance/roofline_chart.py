@@ -432,6 +432,8 @@ class RooflineExplorer(Explorer):
         ValueError: an unknown device, operation or step, a dtype the device has no peak for, a size not on the sliders.
     """
 
+    _kernel_only = tuple(OPERATIONS)  # a box per operation: 2 to the power of their number
+
     def __init__(
         self,
         device: str = "A100",

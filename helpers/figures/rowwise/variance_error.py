@@ -108,6 +108,20 @@ class ErrorCurves:
         error = self.error(way, mean)
         return TOP if math.isnan(error) else max(FLOOR[self.arithmetic], error)
 
+    def runs(self, way: str) -> list[list[float]]:
+        """Return the means without a break: a line ends where results are not numbers."""
+        found = [[]]
+        for mean in MEANS:
+            if math.isnan(self.error(way, mean)):
+                found.append([])
+            else:
+                found[-1].append(mean)
+        return [run for run in found if run]
+
+    def gaps(self, way: str) -> list[float]:
+        """Return the means with results that are not numbers."""
+        return [mean for mean in MEANS if math.isnan(self.error(way, mean))]
+
     def finding(self, mean: float) -> str:
         """The chart's title at one mean."""
         errors = {way: self.error(way, mean) for way in WAYS}
@@ -134,7 +148,7 @@ def variance_axes(arithmetic: str) -> tuple[Figure, Axes]:
     """Draw the static parts: the axes, and the key of the curves."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 4))
-        axes = figure.add_axes((0.085, 0.12, 0.875, 0.78))
+        axes = figure.add_axes((0.115, 0.12, 0.845, 0.78))
         axes.set(xscale="log", yscale="log", xlim=(0.8, 1.3e6), ylim=(FLOOR[arithmetic] / 2, TOP * 3))
         axes.set_xlabel("mean of the rows (their standard deviation is 1)")
         axes.set_ylabel("largest error of a result")
@@ -159,7 +173,10 @@ def variance_chart(curves: ErrorCurves, mean: float) -> Chart:
         figure.text(left, 1 - TITLE_FROM_TOP / height, curves.finding(mean), size=TITLE_SIZE, weight="bold")
         axes.axvline(mean, color=LIMIT, linewidth=1, linestyle="--")
         for way, (colour, marker, dash) in LOOKS.items():
-            axes.plot(MEANS, [curves.height(way, each) for each in MEANS], dash, color=colour, linewidth=2)
+            for run in curves.runs(way):
+                axes.plot(run, [curves.height(way, each) for each in run], dash, color=colour, linewidth=2)
+            gaps = curves.gaps(way)
+            axes.plot(gaps, [TOP] * len(gaps), marker, color=colour, markersize=MARKER_SIZE / 2)
             axes.plot(mean, curves.height(way, mean), marker, color=colour, markersize=MARKER_SIZE, mec=TEXT, zorder=4)
     return Chart(figure, curves.text(mean))
 
@@ -222,11 +239,18 @@ def _moving(curves: ErrorCurves, mean: float, figure: Figure, axes: Axes) -> str
         f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="4 2"/>',
     ]
     for way, (colour, marker, dash) in LOOKS.items():
-        points = (position(each, curves.height(way, each)) for each in MEANS)
-        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        lines = ""
+        for run in curves.runs(way):
+            points = (position(each, curves.height(way, each)) for each in run)
+            lines += "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        for each in curves.gaps(way):
+            x, y = position(each, TOP)
+            parts.append(
+                f'<path d="{SHAPES[marker]}" transform="translate({x:.1f} {y:.1f}) scale(0.5)" fill="{colour}"/>'
+            )
         x, y = position(mean, curves.height(way, mean))
         parts.append(
-            f'<path d="M{line}" stroke="{colour}" stroke-width="2" fill="none" stroke-dasharray="{DASHES[dash]}"/>'
+            f'<path d="{lines}" stroke="{colour}" stroke-width="2" fill="none" stroke-dasharray="{DASHES[dash]}"/>'
             f'<path d="{SHAPES[marker]}" transform="translate({x:.1f} {y:.1f})" fill="{colour}" stroke="{TEXT}"/>'
         )
     return f"{svg_opening(figure)}{''.join(parts)}</svg>"
