@@ -123,7 +123,7 @@ def add_gelu(a, b):
 #
 # Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(
