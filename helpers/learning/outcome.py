@@ -152,7 +152,7 @@ def without_repetition(outcome: Outcome) -> Outcome:
         return outcome
     same = (each.check for each in latest.values() if each.message == outcome.message and each.check != outcome.check)
     other = next(same, None)
-    return replace(outcome, message=f"{what[:-1]}, as the check {other!r} says") if other else outcome
+    return replace(outcome, message=f"{what[:-1]}: its message is at the check {other!r}") if other else outcome
 
 
 def watched_launches() -> contextlib.AbstractContextManager:

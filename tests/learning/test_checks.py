@@ -589,7 +589,8 @@ def test_an_exception_with_words_is_an_error_not_a_stub():
     assert values(add).state == ERROR
 
 
-def test_an_outcome_is_text_html_and_json():
+def test_an_outcome_is_text_html_and_json(monkeypatch):
+    monkeypatch.setattr(outcome, "hinted", set())
     shown = Outcome("values", FAIL, "got <1>\nexpected 2", "the & sign")
     data = DisplayFormatter().format(shown)[0]
     assert data["text/plain"] == "fail: values\n  got <1>\n  expected 2\n  Look at the & sign."
@@ -627,7 +628,7 @@ def test_one_compile_error_is_shown_once(monkeypatch):
     first, second, again = (check(None, name=name) for name in ("values", "traffic", "values"))
     assert first.message == again.message
     assert "intt x" in first.message
-    assert second.message == "k does not compile, as the check 'values' says"
+    assert second.message == "k does not compile: its message is at the check 'values'"
     assert second.state == FAIL
 
 
