@@ -52,7 +52,12 @@ FAILURES = [
         "softmax does not compile:\n softmax.cu(3): error\n  Look at the line that the compiler names",
         "the line and the column",
     ),
-    ("14_cuda_softmax", "traffic", "softmax does not compile: its message is at the check 'values'", "the line and the column"),
+    (
+        "14_cuda_softmax",
+        "traffic",
+        "softmax does not compile: its message is at the check 'values'",
+        "the line and the column",
+    ),
     ("14_cuda_softmax", "code", "Look at where the NaN comes from: an exponential", "below -200"),
     ("14_cuda_softmax", "traffic", "1001 columns: out-of-bounds read of x", "past the row's end"),
     ("09_conv_bn_relu", "convolution", "x: which of these elements exist? Mask the others", "There are four"),

@@ -194,8 +194,8 @@ def require_partition(got: object, graph: dict, function: str) -> None:
 
 
 def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> None:
-    """Raise AnswerError with the operations involved: those of the group if one is named, and what has to run between
-    them; else all in the graph."""
+    """Raise AnswerError with the operations involved: those of the group if one is named, and the operations that must
+    run between them; else all in the graph."""
     group = list(group)
     between = operations_between(graph, group) if "has to run between them" in what else []
     lines = [
