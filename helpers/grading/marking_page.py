@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not 0 < length <= MAX_BODY:
                 raise ValueError(f"a mark has at most {MAX_BODY:,} bytes")
             said = json.loads(self.rfile.read(length))
-            number(str(said["points"]))  # its error speaks of the field; that of `mark_of`, of a command's option
+            number(str(said["points"]))  # its error names no command's option
             mark = mark_of(*(str(said[name]) for name in ("student", "exercise", "points", "comment")))
             if (mark.student, mark.exercise) not in {
                 (who, result.exercise) for who, result in answers_kept(self.report)

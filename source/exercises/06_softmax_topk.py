@@ -148,8 +148,8 @@ hint = Hints(
     values={
         "Look at NaN": (
             "Which value does your round store if all of the row's p are NaN?",
-            "tl.max drops NaN, so it returns what you put in the padding or in a past winner's place. "
-            "Store the winner's own p: tl.sum(tl.where(col == winner, p, 0.0), axis=0).",
+            "tl.max drops NaN, so it returns what you put in the padding or in a past winner's "
+            "place. Store the winner's own p: tl.sum(tl.where(col == winner, p, 0.0), axis=0).",
         ),
         r"right: result 1\b(.*\n)*.*(Look at (ties|the k rounds|elements of -inf)|none of them may win)": (
             "p is right, but the rounds aren't. Each round finds the largest probability left, "
@@ -161,7 +161,7 @@ hint = Hints(
         "": (
             "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract "
             "the row's maximum before the exponential, and divide by the sum.",
-            "Then one round: tl.argmax for the index, the winner's p for the value, a store of each. "
+            "Then one round: tl.argmax for the index, the winner's p for the value, two stores. "
             "Take out the winner by its index.",
         ),
     },

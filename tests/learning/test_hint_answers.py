@@ -128,3 +128,13 @@ def test_title_points_and_those_of_hidden_checks_add_up():
         flat = re.sub(r"\n# ", " ", text)
         assert f"[{total} points]" in text, path.name
         assert f"They're worth {total - kept} of the {total} points; the other {kept} " in flat, path.name
+
+
+@pytest.mark.parametrize("source", EXERCISES, ids=lambda path: path.stem)
+def test_an_exercise_says_what_answers_may_use_and_what_is_refused(source):
+    text = " ".join(source.read_text().replace("\n# ", "\n").split())
+    found = re.findall(r"\*\*What .{,40}may use:\*\*.{,420}", text)
+    assert found
+    assert all("classes" in each for each in found)
+    launches = re.search(r'grade_id="[\w-]+" @triton\.jit', text)
+    assert not launches or any("decorator, classes and block pointers" in each for each in found)

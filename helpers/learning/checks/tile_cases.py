@@ -65,7 +65,8 @@ def linear_cases(
     longer = "the loop over K, which ends only at K: x and weight may have any width"
     found.append(call("a very long row", longer, 16, 16, between(8200, 9500, seed), scale=0.125))
     many = between(2100, 4000, seed)
-    found.append(replace(call("many columns", EDGES, 3, many, 16), few=True))
+    # Whole: the check of large tensors grows the rows alone.
+    found.append(call("many columns", f"the grid: every tile of columns has its program; and {EDGES}", 3, many, 16))
     found.append(replace(call("many rows", EDGES, many, 3, 16), few=True))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
