@@ -297,7 +297,7 @@ def test_an_exception_in_16_bits_alone_says_so():
 
     outcome = check_traffic(answer, (numbers(256),), launches=1, bytes_per_element=8, name="traffic")
     assert outcome.state == ERROR
-    assert outcome.message.endswith("got bf16\non bfloat16 inputs, which this check tries as well")
+    assert outcome.message.endswith("got bf16\non bfloat16 inputs, which this check also tries")
 
 
 def test_a_conversion_after_the_kernel_is_metered_in_16_bits():
