@@ -79,14 +79,15 @@ hint = Hints(
         ),
         "bound": {
             "exactly the ridge": (
-                "The text above the answer has a rule for the ridge itself. What does your comparison do with equal "
-                "numbers?",
-                "An operation on the ridge is compute-bound: memory-bound is only what's below it, with <, not <=.",
+                "The text above the answer has a rule for the ridge itself. What does your "
+                "comparison do with equal numbers?",
+                "An operation on the ridge is compute-bound: memory-bound is only what's below "
+                "it, with <, not <=.",
             ),
             "": (
                 "What do you have to compare with the ridge to see which side you're on?",
-                "The operation's intensity is flops / nbytes. Compare it with the ridge: below it is "
-                "memory-bound, on it and above it compute-bound.",
+                "The operation's intensity is flops / nbytes. Compare it with the ridge: below it "
+                "is memory-bound, on it and above it compute-bound.",
             ),
         },
         "gpus": {

@@ -190,13 +190,14 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 hint = Hints(
     convolution={
         r"expected nan\b(.*\n)*.*Look at ReLU": (
-            "The convolution gives NaN here, as it should. Which of the operations after it turns NaN into a number?",
-            "tl.maximum drops NaN, and comparisons with NaN are false. tl.where(y < 0, 0.0, y) keeps it; "
-            "tl.where(y > 0, y, 0.0) doesn't.",
+            "The convolution gives NaN here, as it should. Which of the operations after it turns "
+            "NaN into a number?",
+            "tl.maximum drops NaN, and comparisons with NaN are false. tl.where(y < 0, 0.0, y) "
+            "keeps it; tl.where(y > 0, y, 0.0) doesn't.",
         ),
         r"got nan\b(.*\n)*.*Look at ReLU": (
-            "This NaN is in x, in a filter or in a bias, and it reached a result that doesn't use it. 0 * NaN is NaN: "
-            "which positions do you load and multiply by 0?",
+            "This NaN is in x, in a filter or in a bias, and it reached a result that doesn't use "
+            "it. 0 * NaN is NaN: which positions do you load and multiply by 0?",
             "Mask both loads, with at < depth too, and give both other=0.0.",
         ),
         "Look at (the index map|the stride: |the image: )": (

@@ -139,17 +139,18 @@ OF_ALIGNMENT = (
 # For every check: each of them compiles the source, runs it and compares the values.
 OF_ALL = {
     "^error: ": (
-        "This is an exception in your Python function. Which value on that line is None, or undefined?",
+        "This is an exception in your Python function. Which value on that line is None, or "
+        "undefined?",
     ),
     "the compiler names|does not compile": (
-        "The compiler's message quotes the line and the column, counted from the first line of your string. Is a name "
-        "or a type wrong?",
+        "The compiler's message quotes the line and the column, counted from the first line of "
+        "your string. Is a name or a type wrong?",
     ),
     "out-of-bounds|end of the row": OF_THREADS,
     "misaligned": OF_ALIGNMENT,
     "where the NaN comes from": (
-        "NaN comes from 0 / 0, inf / inf, or -inf - -inf. Which maximum does your kernel get if every value of a row "
-        "is below -200? And a thread without an element?",
+        "NaN comes from 0 / 0, inf / inf, or -inf - -inf. Which maximum does your kernel get if "
+        "every value of a row is below -200? And a thread without an element?",
         "Start the maximum at -INFINITY, not at 0. A thread without an element adds 0 to the sum.",
     ),
 }
@@ -171,8 +172,8 @@ hint = Hints(
         "race|uninitialised": (
             "The message quotes the line. Which two threads touch that word, and which barrier is "
             "between them?",
-            "Two reductions that use the same words of shared memory: have all threads read the first's before "
-            "the second writes there? If not, a __syncthreads() is missing.",
+            "Two reductions that use the same words of shared memory: have all threads read the "
+            "first's before the second writes there? If not, a __syncthreads() is missing.",
         ),
         "mask|shuffle": (
             "Every lane that the mask names must reach the shuffle, even those of threads without "
