@@ -9,7 +9,7 @@ Sources are in jupytext's percent format. In an exercise, an answer is between t
 header gives its kind:
 
     # %% grade_id="add-gelu"            an answer cell: it contains a solution region
-    # %% grade_id="values" points=6     a check cell
+    # %% grade_id="values" points=6     a check cell, which JupyterLab shows with its code folded
     # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it without comparing
     # %% tags=["hide-input"]            JupyterLab and the site show its code folded
 
@@ -133,6 +133,8 @@ def cell_of(cell: NotebookNode, source: Path) -> NotebookNode:
     if not answer:
         metadata["nbgrader"]["points"] = cell.metadata["points"]
         metadata["editable"] = False
+        if "BEGIN HIDDEN TESTS" not in cell.source:
+            metadata["jupyter"] = {"source_hidden": True}  # between an answer and its result, a call that says little
     return new(cell.source, id=grade_id, metadata=metadata)
 
 

@@ -176,8 +176,18 @@ MISTAKES = [
             "what your function returns: a word",
             "side of the ridge",
         ),
-        ("count", {"nbytes < ridge": "nbytes <= ridge"}, r"bound\(8, 4, 2, 1\)"),
-        ("count", {'== "compute"': '== "memory"'}, "A10 should not be there"),
+        (
+            "count",
+            {"nbytes < ridge": "nbytes <= ridge"},
+            r"bound\(8, 4, 2, 1\).*its intensity is exactly the ridge",
+            "which side",
+        ),
+        (
+            "count",
+            {'== "compute"': '== "memory"'},
+            r"A10 should not be there, and \d+ more are wrong; its intensity is .*\n.*you get that with the GPUs that leave it memory-bound",
+            "V100|\\.\\.\\.",
+        ),
     ),
     *mistakes_in(
         "02_count_the_bytes",

@@ -285,6 +285,13 @@ def test_cells_carry_nbgraders_metadata(built):
     assert check == common | {"grade": True, "solution": False, "locked": True, "grade_id": "value", "points": 3}
 
 
+def test_the_code_of_a_check_is_folded_unless_it_is_a_hidden_one(built):
+    answer, check, hidden = (cell["metadata"] for cell in code_cells(built, "exercises/03_double.ipynb"))
+    assert check["jupyter"] == {"source_hidden": True}
+    assert "jupyter" not in answer
+    assert "jupyter" not in hidden
+
+
 def test_going_further_is_collapsed_and_no_other_heading(tmp_path):
     path = tmp_path / "00_one.py"
     path.write_text("# %% [markdown]\n# ## A lesson\n\n# %% [markdown]\n# ## Going further\n#\n# More.\n")

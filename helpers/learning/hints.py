@@ -4,7 +4,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from helpers.learning.outcome import ERROR, FAIL, PASS, latest
+from helpers.learning.outcome import ERROR, FAIL, PASS, hinted, latest
 from helpers.style import PURPLE
 
 # A regular expression for a failed check's report -> hints, from vague to plain; the first match counts.
@@ -13,11 +13,15 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "The check reads your code before it runs it. The message quotes the first line it refuses, with the reason.",
         "The line in bold above the answers lists what they may use. Rewrite that line with those.",
     ),
-    r"^error: ": (
+    r"^error: (.*\n)*.*(InterpreterError|\btl\.|triton)": (
         "This is an exception, so there was no result to check yet. The message quotes the last of your lines that "
         "ran. Are the names, the number of arguments and the shapes on it right?",
         "In a kernel, tl.arange takes constants (tl.constexpr), and its size is a power of two. Two blocks that meet "
         "in an operation need shapes that match: x[:, None] and y[None, :] give a tile.",
+    ),
+    "^error: ": (
+        "This is an exception, so there was no result to check yet. The message quotes the last of your lines that "
+        "ran. Are the names, the number and the types of the arguments on it right?",
     ),
     "does not compile": (
         "Triton's compiler takes less Python than the interpreter: no lists or dictionaries, and a variable keeps its "
@@ -148,7 +152,7 @@ class Hint:
 
 
 class Hints:
-    """An exercise's hints: `hint(1)`, then `hint(2)`, for the check that failed last.
+    """An exercise's hints: `hint(1)`, then `hint(2)`, for the first check that fails.
 
     Args:
         hints: for each check, in their order, its hints from the vaguest to the plainest; or a dictionary, a
@@ -158,19 +162,20 @@ class Hints:
 
     def __init__(self, **hints: tuple[str, ...] | dict[str, tuple[str, ...]]):
         self.hints = {check: given if isinstance(given, dict) else {"": given} for check, given in hints.items()}
+        hinted.update(self.hints)
 
     def __repr__(self) -> str:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Return hint `number` (from 1) for `check`, by default the check that failed last, or else the first one not
-        passed yet. `hint("traffic")` returns that check's first hint."""
+        """Return hint `number` (from 1) for `check`, by default the first check that fails, or else the first one not
+        passed yet. `hint("traffic")` returns that check's first hint, `hint(2, "traffic")` its second."""
         if isinstance(number, str):
             number, check = 1, number
         if check is None:
-            seen = [name for name, outcome in latest.items() if name in self.hints and outcome.state in (FAIL, ERROR)]
+            failing = [name for name in self.hints if name in latest and latest[name].state in (FAIL, ERROR)]
             left = [name for name in self.hints if name not in latest or latest[name].state != PASS]
-            check = next(iter([*reversed(seen), *left]), None)
+            check = next(iter([*failing, *left]), None)
         if check is None:
             return Hint("Every check here has passed.")
         if check not in self.hints:
@@ -184,8 +189,10 @@ class Hints:
         """Return the hints for the latest report of `check`."""
         outcome = latest.get(check)
         reported = str(outcome) if outcome and outcome.state in (FAIL, ERROR) else ""
-        # Leave out the labels of the cases that pass and fail.
-        reported = re.sub(r"^ *(ok|no): .*\n?", "", reported, flags=re.MULTILINE)
+        # Leave out the names of the cases that pass and fail.
+        reported = re.sub(
+            r"^ *(\d+ of \d+ cases pass; wrong|the only right ones): .*\n?", "", reported, flags=re.MULTILINE
+        )
         own = self.hints[check]
-        known = {pattern: hints for pattern, hints in own.items() if pattern} | ON_FAILURES
-        return next((hints for pattern, hints in known.items() if re.search(pattern, reported)), own[""])
+        known = [*((pattern, hints) for pattern, hints in own.items() if pattern), *ON_FAILURES.items()]
+        return next((hints for pattern, hints in known if re.search(pattern, reported)), own[""])

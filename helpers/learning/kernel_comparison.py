@@ -43,6 +43,7 @@ def compare_with_ours(
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}
     measured = benchmark_together(calls) if runtime.has_gpu() else {}
+    predicted: dict[str, float] = {}
     lines, device = [], DEVICES["H200"]
     for who, function in functions.items():
         rehearsed = dry_run_for(device, function, *inputs)
@@ -50,6 +51,7 @@ def compare_with_ours(
             time, known = measured[who].median, "measured here"
         else:
             time, known = prediction_of(rehearsed, device).time, "predicted"
+            predicted[who] = time
         launched = compiled(rehearsed, device)
         needs = [each.resources for each in launched]
         registers = " + ".join(str(each.registers) for each in needs)
@@ -58,9 +60,23 @@ def compare_with_ours(
         lines.append((who, _micro(time), known, str(len(launched)), registers, spilled, occupancy))
     lines.append(("the catalogue's", _micro(times["fused"].median), "recorded"))
     lines += [(says, _micro(times[of].median), "recorded") for of, says in RECORDED.items() if of in times]
-    size = " x ".join(map(str, shape))
-    title = f"{size} in {str(dtype).removeprefix('torch.')}; recorded, in bfloat16: {record.label}"
+    size = " x ".join(f"{each:,}" for each in shape)
+    kind = str(dtype).removeprefix("torch.")
+    title = f"{size} in {kind}; recorded{' in bfloat16' * (kind != 'bfloat16')}: {record.label}"
+    if off := how_far_off(predicted.get("the catalogue's"), times["fused"].median):
+        notes = {"the catalogue's": off, "yours": "may be as far off"}
+        lines = [
+            (who, time, f"{known}, {notes[who]}", *rest) if known == "predicted" else (who, time, known, *rest)
+            for who, time, known, *rest in lines
+        ]
     return table(HEADS, ((*line, *[""] * (len(HEADS) - len(line))) for line in lines), title)
+
+
+def how_far_off(predicted: float | None, recorded_time: float) -> str:
+    """Return by how much a prediction misses a recorded time: "" if that's less than a third."""
+    if predicted is None or 2 / 3 <= predicted / recorded_time <= 4 / 3:
+        return ""
+    return f"{predicted / recorded_time:.2g}x the recorded time"
 
 
 def _micro(seconds: float) -> str:

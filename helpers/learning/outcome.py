@@ -13,7 +13,7 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from IPython import get_ipython
@@ -29,8 +29,13 @@ EDGE = {PASS: GREEN, FAIL: VERMILION, NOT_ATTEMPTED: LIMIT, ERROR: SKY_BLUE}
 # The latest outcome of each check in this session, which `Hints` reads.
 latest: dict[str, "Outcome"] = {}
 
+# The checks that have hints in this session: `hint("values")`.
+hinted: set[str] = set()
+
 # Called with each outcome as it comes.
 listeners: list[Callable[["Outcome"], None]] = []
+
+MAX_QUOTED = 100  # characters of a source line
 
 # Called before a check runs, to refuse an answer: (functions that the check gets) -> reason, or "".
 gates: list[Callable[[list[Callable]], str]] = []
@@ -61,15 +66,25 @@ class Outcome:
     __repr__ = __str__
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        body = "<br>".join(html.escape(line) for line in self.message.splitlines())
+        lines = [in_code(html.escape(line, quote=False)) for line in self.message.splitlines()]
         if self.look_at:
-            body += f"<br>Look at {html.escape(self.look_at)}."
+            lines.append(f"Look at {in_code(html.escape(self.look_at, quote=False))}.")
+        text = str(self)
+        if self.state in (FAIL, ERROR) and self.check in hinted:
+            lines.append(f'<code>hint("{self.check}")</code> in a cell of your own says more.')
+            text += f'\n  hint("{self.check}") in a cell of your own says more.'
+        body = "<br>".join(lines)
         page = (
             f'<div style="border-left: 4px solid {EDGE[self.state]}; padding: 0.2em 0.8em">'
             f"<b>{self.state}</b>: {html.escape(self.check)}<br>{body}</div>"
         )
         data = {"check": self.check, "state": self.state, "message": self.message, "look_at": self.look_at}
-        return {"text/plain": str(self), "text/html": page, MIME: data}
+        return {"text/plain": text, "text/html": page, MIME: data}
+
+
+def in_code(page: str) -> str:
+    """Return HTML with text in backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", page)
 
 
 class AnswerError(Exception):
@@ -81,12 +96,14 @@ class AnswerError(Exception):
 
     Attributes:
         formulas: names of mistaken formulas that give the answer's values.
+        results: places of the results whose values are wrong, if that is why.
     """
 
     def __init__(self, message: str, look_at: str):
         super().__init__(message)
         self.look_at = look_at
         self.formulas: list[str] = []
+        self.results: list[int] = []
 
 
 def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Outcome]:
@@ -119,13 +136,23 @@ def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Ou
                 outcome = wrong
             else:
                 outcome = Outcome(name, ERROR, *described(error, answer))
-        latest.pop(name, None)  # the latest of all comes last
+        outcome = without_repetition(outcome)
         latest[name] = outcome
         for listener in listeners:
             listener(outcome)
         return outcome
 
     return check
+
+
+def without_repetition(outcome: Outcome) -> Outcome:
+    """Return a check's outcome; if the same compile error failed another check in this session, refer to that."""
+    what, _, log = outcome.message.partition("\n")
+    if outcome.state != FAIL or not log or not what.endswith(" does not compile:"):
+        return outcome
+    same = (each.check for each in latest.values() if each.message == outcome.message and each.check != outcome.check)
+    other = next(same, None)
+    return replace(outcome, message=f"{what[:-1]}: its message is at the check {other!r}") if other else outcome
 
 
 def watched_launches() -> contextlib.AbstractContextManager:
@@ -220,4 +247,11 @@ def quoted_line(filename: str, number: int) -> str:
     line = linecache.getline(filename, number).strip()
     if line.endswith("("):
         line += f"{linecache.getline(filename, number + 1).strip()} ..."
-    return f"your line {number}, `{line}`"
+    return f"your line {number}, `{shortened(line)}`"
+
+
+def shortened(line: str) -> str:
+    """Return a source line that is too long to quote whole, cut between two words."""
+    if len(line) <= MAX_QUOTED:
+        return line
+    return f"{line[:MAX_QUOTED].rpartition(' ')[0] or line[:MAX_QUOTED]} ..."

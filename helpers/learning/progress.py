@@ -2,7 +2,8 @@
 
 `.progress/<exercise>.json`, next to the notebooks, holds each check's latest state with a digest of the answers above
 it. It's written by check cells that run in JupyterLab, and by `fusion check`. A state counts only as long as the saved
-notebook still has the same answers above the check.
+notebook still has the same answers above the check; with it are kept the states of earlier answers, which count again
+when an earlier answer is put back.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome, 
 from helpers.learning.submission_policy.screening import screened
 
 FOLDER = ".progress"
+EARLIER = 20  # answers whose states are kept, for each check
 STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR)
 
 
@@ -92,7 +94,9 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> s
     place = place_of(notebook, course["exercise"])
     kept, now = kept_in(place), int(time.time())
     for check, state in states.items():
-        kept[check] = {"state": state, "answers": digest_above(check, course["original"], answers), "when": now}
+        entry = {"state": state, "answers": digest_above(check, course["original"], answers), "when": now}
+        earlier = [each for each in entries_of(kept.get(check)) if each["answers"] != entry["answers"]]
+        kept[check] = entry | ({"earlier": earlier[:EARLIER]} if earlier else {})
     try:
         place.parent.mkdir(exist_ok=True)
         # Write next to the file and rename, so that no reader sees half of it.
@@ -104,6 +108,18 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> s
     return ""
 
 
+def entries_of(kept: dict | None) -> list[dict]:
+    """Return the entries of one check, its latest first: one for each text of the answers."""
+    if kept is None:
+        return []
+    return [{key: value for key, value in kept.items() if key != "earlier"}, *kept.get("earlier", [])]
+
+
+def is_entry(entry: dict) -> bool:
+    """Return whether this is one of `record`'s entries; TypeError or KeyError if it isn't even a similar one."""
+    return entry["state"] in STATES and isinstance(entry["answers"], str) and isinstance(entry["when"], int)
+
+
 def kept_in(place: Path) -> dict[str, dict]:
     """Return what `record` wrote, without malformed entries."""
     try:
@@ -111,7 +127,7 @@ def kept_in(place: Path) -> dict[str, dict]:
         return {
             check: entry
             for check, entry in kept.items()
-            if entry["state"] in STATES and isinstance(entry["answers"], str) and isinstance(entry["when"], int)
+            if is_entry(entry) and all(map(is_entry, entry.get("earlier", [])))
         }
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}
@@ -165,10 +181,9 @@ def progress_of(notebook: Path) -> Progress | None:
     hidden = sum(cell["points"] for cell in course["original"] if "points" in cell and cell["id"] not in points)
     kept = kept_in(place_of(notebook, course["exercise"]))
     kept = {check: kept[check] for check in points if check in kept}
+    digests = {check: digest_above(check, course["original"], answers) for check in kept}
     counting = {
-        check: entry
-        for check, entry in kept.items()
-        if entry["answers"] == digest_above(check, course["original"], answers)
+        check: entry for check in kept for entry in entries_of(kept[check]) if entry["answers"] == digests[check]
     }
     return Progress(
         course["exercise"],

@@ -53,7 +53,7 @@ print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
 # are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`: they're about the check that failed last.
+# `hint(2)`: they're about the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -77,11 +77,19 @@ hint = Hints(
             "Where do the two lines of the picture meet?",
             "They meet where bandwidth x intensity = peak. What intensity is that?",
         ),
-        "bound": (
-            "What do you have to compare with the ridge to see which side you're on?",
-            "The operation's intensity is flops / nbytes. Compare it with the ridge: below it is "
-            "memory-bound, on it and above it compute-bound.",
-        ),
+        "bound": {
+            "exactly the ridge": (
+                "The text above the answer has a rule for the ridge itself. What does your "
+                "comparison do with equal numbers?",
+                "An operation on the ridge is compute-bound: memory-bound is only what's below "
+                "it, with <, not <=.",
+            ),
+            "": (
+                "What do you have to compare with the ridge to see which side you're on?",
+                "The operation's intensity is flops / nbytes. Compare it with the ridge: below it "
+                "is memory-bound, on it and above it compute-bound.",
+            ),
+        },
         "gpus": {
             "should not be there|is missing": (
                 "Do it by hand for the GPU that the message names: what's its ridge, and on which "
@@ -290,6 +298,7 @@ check_numbers(
         for flops, nbytes, gpus in roofline_questions.products_and_gpus(5, 5)
         for gpu in gpus.values()
     ],
+    seen=roofline_questions.seen_from_the_ridge,
     name="bound",
 )
 
@@ -334,6 +343,8 @@ check_numbers(
     ]
     + roofline_questions.products_and_gpus(4, 5)
     + [(8, 4, {"left of its ridge": [4, 1], "on its ridge": [2, 1], "right of its ridge": [1, 1]})],
+    seen=roofline_questions.seen_on_one,
+    unlike={"the GPUs that leave it memory-bound": roofline_questions.memory_bound_on},
     name="gpus",
 )
 

@@ -63,7 +63,7 @@ measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 8 of the 10 points; the other 2
 # are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`: they're about the check that failed last.
+# `hint(2)`: they're about the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -51,8 +51,7 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 
 # %% [markdown]
 # Each element takes four bytes. The first kernel reads a and b and writes s; the second reads s and writes y. **How
-# many bytes per element are left if s never leaves its register?** Write your number down. A check below meters your
-# kernel.
+# many bytes per element are left if s never leaves its register?** A check below meters your kernel.
 
 # %% [markdown]
 # ## Your kernel
@@ -123,7 +122,7 @@ def add_gelu(a, b):
 #
 # Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -168,7 +167,8 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** It should be one launch that moves 12 B/element: it reads a and b once and writes y once.
+# **Is it fused?** It should be one launch that moves 12 B/element in float32, and 6 in bfloat16: it reads a and b once
+# and writes y once.
 
 # %% grade_id="traffic" points=3
 check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic")

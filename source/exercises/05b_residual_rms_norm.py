@@ -118,7 +118,7 @@ def residual_rms_norm(x, residual, weight, eps):
 #
 # Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -141,7 +141,7 @@ def softmax_topk(x, k):
 #
 # Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -151,7 +151,7 @@ hint = Hints(
             "tl.max drops NaN, so it returns what you put in the padding or in a past winner's "
             "place. Store the winner's own p: tl.sum(tl.where(col == winner, p, 0.0), axis=0).",
         ),
-        "Look at (ties|the k rounds|elements of -inf)|none of them may win": (
+        r"right: result 1\b(.*\n)*.*(Look at (ties|the k rounds|elements of)|of them may win)": (
             "p is right, but the rounds aren't. Each round finds the largest probability left, "
             "stores it and its index, and removes it. How do you remove it?",
             "Take out the winner by its index, since `left == value` takes out all equal elements.",

@@ -102,7 +102,7 @@ compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 11 of the 15 points; the other
 # 4 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`: they're about the check that failed last.
+# `hint(2)`: they're about the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -14,7 +14,8 @@
 #
 # $$y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
 #
-# x, w and b are float16. The sum and batch norm's four vectors are float32. y is float16, rounded once.
+# x, w and b are float16. The sum and batch norm's four vectors are float32. y is float16, rounded once. As in PyTorch,
+# ReLU passes NaN on. `tl.maximum(y, 0.0)` doesn't, because it drops NaN.
 #
 # **The picture**: a 3 x 2 filter on a 4 x 5 image, with padding 1 and stride 1, for one output pixel:
 
@@ -65,8 +66,8 @@ print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g}
 
 # %% [markdown]
 # **How many times does a kernel read x if each program computes 64 output pixels for all 64 channels, one tap at a
-# time? How many times does it read the weights?** Write your answers down, and the traffic check will compare them with
-# its own count.
+# time? How many times does it read the weights?** The traffic check below
+# has a limit for each.
 #
 # ## Your kernel
 #
@@ -183,11 +184,22 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 #
 # Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(
     convolution={
+        r"expected nan\b(.*\n)*.*Look at ReLU": (
+            "The convolution gives NaN here, as it should. Which of the operations after it turns "
+            "NaN into a number?",
+            "tl.maximum drops NaN, and comparisons with NaN are false. tl.where(y < 0, 0.0, y) "
+            "keeps it; tl.where(y > 0, y, 0.0) doesn't.",
+        ),
+        r"got nan\b(.*\n)*.*Look at ReLU": (
+            "This NaN is in x, in a filter or in a bias, and it reached a result that doesn't use "
+            "it. 0 * NaN is NaN: which positions do you load and multiply by 0?",
+            "Mask both loads, with at < depth too, and give both other=0.0.",
+        ),
         "Look at (the index map|the stride: |the image: )": (
             "An output pixel is (image, p, q). Which row and column of the image does each tap see "
             "from there?",
@@ -241,7 +253,7 @@ hint
 
 # %% [markdown]
 # **Is it a convolution?** In these cases batch norm does nothing, while strides, padding, filter sizes and image sizes
-# vary, and no tile divides them evenly.
+# vary, and no tile divides them evenly. Some have NaN or inf.
 
 # %% grade_id="convolution" points=4
 check_values(conv_bn_relu, reference, conv_cases(seed=9), unlike=CONV_MISTAKES, name="convolution")

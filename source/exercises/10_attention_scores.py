@@ -185,7 +185,7 @@ def attention_scores(q, k, valid):
 #
 # Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

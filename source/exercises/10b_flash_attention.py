@@ -182,7 +182,7 @@ def flash_attention(q, k, v, causal):
 #
 # Run these in order, as often as you like. They're worth 20 of the 25 points; the other 5 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

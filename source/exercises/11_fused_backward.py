@@ -226,7 +226,7 @@ class LayerNormGelu(torch.autograd.Function):
 #
 # Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks
 # with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
-# the check that failed last.
+# the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

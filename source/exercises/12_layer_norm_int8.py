@@ -157,8 +157,8 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 #
 # Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
 # other inputs, which only runs during grading. At most one code in a hundred may be off by one, which can happen when
-# the last digit decides the rounding. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that
-# failed last.
+# the last digit decides the rounding. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the first check
+# that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -94,8 +94,8 @@ table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 12 of the 15 points; the other
 # 3 are for two hidden checks with other inputs, which only run during grading. In a failure message, `x*` means a
-# tensor that's read elsewhere. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed
-# last.
+# tensor that's read elsewhere. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the first check that
+# fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

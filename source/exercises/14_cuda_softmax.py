@@ -125,7 +125,7 @@ except Exception as error:
 #
 # Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check with
 # other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# first check that fails.
 
 # %% tags=["hide-input"]
 OF_THREADS = (
@@ -136,13 +136,27 @@ OF_ALIGNMENT = (
     "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
     "A float4 must start at a multiple of 16 bytes, which all rows do only if columns % 4 == 0.",
 )
+# For every check: each of them compiles the source, runs it and compares the values.
+OF_ALL = {
+    "^error: ": (
+        "This is an exception in your Python function. Which value on that line is None, or "
+        "undefined?",
+    ),
+    "the compiler names|does not compile": (
+        "The compiler's message quotes the line and the column, counted from the first line of "
+        "your string. Is a name or a type wrong?",
+    ),
+    "out-of-bounds|end of the row": OF_THREADS,
+    "misaligned": OF_ALIGNMENT,
+    "where the NaN comes from": (
+        "NaN comes from 0 / 0, inf / inf, or -inf - -inf. Which maximum does your kernel get if "
+        "every value of a row is below -200? And a thread without an element?",
+        "Start the maximum at -INFINITY, not at 0. A thread without an element adds 0 to the sum.",
+    ),
+}
 hint = Hints(
     values={
-        "^error: |the line that the compiler names": (
-            "The compiler's message quotes the line and the column. Is a name or a type wrong?",
-        ),
-        "out-of-bounds": OF_THREADS,
-        "misaligned": OF_ALIGNMENT,
+        **OF_ALL,
         "": (
             "Which threads have no element of the row? What do they contribute to the maximum, "
             "and to the sum?",
@@ -151,28 +165,32 @@ hint = Hints(
         ),
     },
     sound={
+        **{
+            pattern: OF_ALL[pattern]
+            for pattern in ("^error: ", "the compiler names|does not compile")
+        },
         "race|uninitialised": (
             "The message quotes the line. Which two threads touch that word, and which barrier is "
             "between them?",
-            "`of_warps` is written again by the second reduction. Have all threads read it by "
-            "then? If not, a __syncthreads() is missing.",
+            "Two reductions that use the same words of shared memory: have all threads read the "
+            "first's before the second writes there? If not, a __syncthreads() is missing.",
         ),
         "mask|shuffle": (
             "Every lane that the mask names must reach the shuffle, even those of threads without "
             "elements. Is yours in a branch, or in a loop that some threads leave earlier?",
         ),
-        "misaligned": OF_ALIGNMENT,
         r"2\^31|rows from": (
             "blockIdx.x and columns have 32 bits, and so has their product. How large can it get?",
             "Row 2^20 of 8192 columns starts at element 2^33: make one of them long long first.",
         ),
-        "out-of-bounds": OF_THREADS,
+        **OF_ALL,
         "": (
             "The message quotes the line. What does each thread do there, and in which order?",
             "All threads must reach a __syncthreads(), and all lanes in the mask must shuffle.",
         ),
     },
     traffic={
+        **OF_ALL,
         "bank conflicts": (
             "Each warp stores one number. Which lane stores it, and where?",
             "All lanes may read the same word, or neighbouring lanes neighbouring words.",
@@ -183,6 +201,7 @@ hint = Hints(
         ),
     },
     code={
+        **OF_ALL,
         "spilled": (
             "How many floats does a thread hold, and does the compiler know every index?",
             "`v[k]` is a register only if the compiler knows k: the loop's end must be a "

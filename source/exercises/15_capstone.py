@@ -92,7 +92,7 @@ measure(block, x, gate, residual, weight, 1e-5).launch_table()
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 26 of the 30 points; the other
 # 4 are for four hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell,
-# then `hint(2)`: they're about the check that failed last.
+# then `hint(2)`: they're about the first check that fails.
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
 # you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the

@@ -57,7 +57,7 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 16 of the 20 points; the other
 # 4 are for two hidden checks with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`: they're about the check that failed last.
+# `hint(2)`: they're about the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

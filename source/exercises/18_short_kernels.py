@@ -78,7 +78,7 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 #
 # Each answer's checks come right after it. Run them as often as you like. They're worth 14 of the 15 points; the other
 # 1 is for one hidden check with other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`: they're about the check that failed last.
+# `hint(2)`: they're about the first check that fails.
 
 # %% tags=["hide-input"]
 hint = Hints(

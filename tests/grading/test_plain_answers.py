@@ -84,9 +84,9 @@ def numbers(answer, expected, **options):
         ("memory-bound", "memory", "how it is spelled"),
         (["a", "c"], {"a"}, "c should not be there"),
         ("memory", "memory", ""),
-        ("compute", "memory", "got 'compute', expected 'memory'\n  Look at which side of the ridge it is on"),
+        ("compute", "memory", "got 'compute', expected 'memory'\n  Look at the condition that decides"),
         ("Memory", "memory", "got 'Memory', expected 'memory'\n  Look at how it is spelled: one word in lowercase"),
-        ("Compute", "memory", "got 'Compute', expected 'memory'\n  Look at which side of the ridge it is on"),
+        ("Compute", "memory", "got 'Compute', expected 'memory'\n  Look at the condition that decides"),
     ],
 )
 def test_a_number_is_right_or_it_is_told_what_was_expected(gives, expected, told):

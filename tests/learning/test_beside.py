@@ -7,8 +7,9 @@ import triton.language as tl
 from lab_browser import ROOT
 
 from helpers.instruments import recorded
-from helpers.learning import Outcome, compare_with_ours
+from helpers.learning import Outcome, compare_with_ours, kernel_comparison
 from helpers.learning.check_command import assembled
+from helpers.learning.kernel_comparison import how_far_off
 from helpers.learning.outcome import FAIL, PASS, latest
 from helpers.learning.submission import read_submission
 from kernels import CATALOGUE
@@ -48,6 +49,21 @@ def test_a_slower_kernel_is_shown_as_slower():
         "PyTorch, unfused",
         "torch.compile",
     ]
+
+
+def test_a_prediction_that_misses_the_record_of_our_own_kernel_is_told_as_that():
+    assert how_far_off(1.3, 1.0) == how_far_off(0.7, 1.0) == how_far_off(None, 1.0) == ""
+    assert how_far_off(370.5, 174.6) == "2.1x the recorded time"
+    assert how_far_off(0.5, 1.0) == "0.5x the recorded time"
+
+
+def test_the_line_of_a_prediction_says_by_how_much_ours_was_missed(monkeypatch):
+    monkeypatch.setattr(kernel_comparison, "how_far_off", lambda *times: "2.1x the recorded time")
+    _, _, yours, theirs, known, *_ = str(compare_with_ours(slow, CATALOGUE["add_gelu"], SIZE)).splitlines()
+    assert "predicted, may be as far off" in yours
+    assert "predicted, 2.1x the recorded time" in theirs
+    assert "recorded  " in known + "  "
+    assert "off" not in known
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome("values", FAIL, "")])

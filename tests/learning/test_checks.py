@@ -24,8 +24,8 @@ from helpers.learning import (
     outcome,
 )
 from helpers.learning.checks.cases import Case
-from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan
-from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, Outcome
+from helpers.learning.checks.values import differs, fresh_copy, outputs_start_as_nan, told_cases
+from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS, AnswerError, Outcome
 from kernels.interpreter import runtime
 
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
@@ -158,17 +158,37 @@ def test_a_read_of_what_was_never_stored():
 def test_every_case_is_tried_and_told():
     said = values(lambda a, b: a + b if a.dtype == torch.float32 else a - b)
     assert said.message.splitlines()[2:] == [
-        "ok: (1,); (127,); (1025,); (20000,); many elements; a matrix; four dimensions; six dimensions; the first "
-        "transposed; the second transposed; the first of one row, expanded; the second of one row, expanded; the first "
-        "of one value, expanded; the second of one value, expanded; transposed; every second element; views that start "
-        "at element 1; small values; mean 10000; NaN, inf and huge values; no elements",
-        "no: float16; float16, results past 65504; bfloat16",
+        "21 of 24 cases pass; wrong: float16; float16, results past 65504; bfloat16"
     ]
+
+
+def cases_named(*labels):
+    return [Case(label, (), "") for label in labels]
+
+
+def test_long_lists_of_cases_are_folded_and_no_name_comes_twice():
+    assert told_cases([], cases_named("a")) == ["0 of 1 cases pass; wrong: a"]
+    assert told_cases(cases_named("b", "b"), cases_named("a", "c", "a")) == [
+        "2 of 5 cases pass; wrong: a (2 times); c",
+        "the only right ones: b (2 times)",
+    ]
+    many = cases_named(*"abcdefghijkl")
+    assert told_cases(many, many) == ["12 of 24 cases pass; wrong: a; b; c; d; e; f; g; h; and 4 more"]
+    assert told_cases([], many[:9]) == ["0 of 9 cases pass; wrong: a; b; c; d; e; f; g; h; i"]
+
+
+def test_a_case_with_the_first_of_several_results_wrong_comes_first():
+    def answer(a, b):
+        return (a + 1, a + b) if len(a) == 1025 else (a.clone(), a - b)
+
+    said = check_values(answer, lambda a, b: (a.clone(), a + b), elementwise_cases(2, seed=1), name="values")
+    assert said.message.startswith("shape (1025,), float32: result 1 of 2: "), said
+    assert "right: result 2" in said.message
 
 
 def test_cases_end_after_a_while_once_one_has_failed(monkeypatch):
     monkeypatch.setattr("helpers.learning.checks.values.PATIENCE", 0.0)
-    assert values(lambda a, b: a - b).message.splitlines()[2:] == ["no: (1,)"]
+    assert values(lambda a, b: a - b).message.splitlines()[2:] == ["0 of 1 cases pass; wrong: (1,)"]
 
 
 def test_numbers_that_differ_are_told_apart():
@@ -569,7 +589,8 @@ def test_an_exception_with_words_is_an_error_not_a_stub():
     assert values(add).state == ERROR
 
 
-def test_an_outcome_is_text_html_and_json():
+def test_an_outcome_is_text_html_and_json(monkeypatch):
+    monkeypatch.setattr(outcome, "hinted", set())
     shown = Outcome("values", FAIL, "got <1>\nexpected 2", "the & sign")
     data = DisplayFormatter().format(shown)[0]
     assert data["text/plain"] == "fail: values\n  got <1>\n  expected 2\n  Look at the & sign."
@@ -580,6 +601,35 @@ def test_an_outcome_is_text_html_and_json():
         "message": "got <1>\nexpected 2",
         "look_at": "the & sign",
     }
+
+
+def test_what_is_in_backticks_is_code_where_a_page_shows_it(monkeypatch):
+    monkeypatch.setattr(outcome, "hinted", {"values"})
+    failed = Outcome("values", FAIL, "see `x < 1`", "your line 2, `y = x`")
+    data = DisplayFormatter().format(failed)[0]
+    assert "see <code>x &lt; 1</code><br>Look at your line 2, <code>y = x</code>.<br>" in data["text/html"]
+    assert '<code>hint("values")</code> in a cell of your own says more.' in data["text/html"]
+    assert data["text/plain"] == f'{failed}\n  hint("values") in a cell of your own says more.'
+    assert "says more" not in DisplayFormatter().format(Outcome("values", PASS, "right"))[0]["text/html"]
+
+
+def test_a_long_line_is_quoted_in_part():
+    assert outcome.shortened("x = y") == "x = y"
+    assert outcome.shortened("total = " + "value + " * 20) == "total = " + "value + " * 10 + "value + ..."
+
+
+def test_one_compile_error_is_shown_once(monkeypatch):
+    monkeypatch.setattr(outcome, "latest", {})
+
+    def refused(_answer):
+        raise AnswerError("k does not compile:\nk.cu(1): error\n> 1 | intt x;", "the line that the compiler names")
+
+    check = outcome.as_check(refused, compiled=False)
+    first, second, again = (check(None, name=name) for name in ("values", "traffic", "values"))
+    assert first.message == again.message
+    assert "intt x" in first.message
+    assert second.message == "k does not compile: its message is at the check 'values'"
+    assert second.state == FAIL
 
 
 # Hints
@@ -602,9 +652,12 @@ def test_hints_come_one_at_a_time_for_the_first_check_that_has_not_passed(hint):
     assert repr(hint("values")) == "values, hint 1 of 2: look"
     assert repr(hint()) == "traffic, hint 1 of 1: count"
     assert repr(hint(1.5)) == "traffic: its hints are hint(1) to hint(1)."
-    # What failed last is asked about, wherever it stands among the checks.
+    # The first check that fails is asked about, whichever ran last; a name asks about another.
     outcome.latest["traffic"] = Outcome("traffic", FAIL, "")
     assert repr(hint(1)) == "traffic, hint 1 of 1: count"
+    outcome.latest["values"] = Outcome("values", FAIL, "")
+    assert repr(hint(2)) == "values, hint 2 of 2: look <there>"
+    assert repr(hint("traffic")) == "traffic, hint 1 of 1: count"
     del outcome.latest["traffic"]
     values(stub)
     assert repr(hint(1)) == "values, hint 1 of 2: look"

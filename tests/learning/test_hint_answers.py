@@ -34,7 +34,8 @@ FAILURES = [
     ("05_layer_norm", "traffic", "in bfloat16: 2 launches (k, _to_copy), 1 needed", "Only bfloat16 fails"),
     ("05b_residual_rms_norm", "values", "argument 2 was changed", "Where do you store to it"),
     ("05b_residual_rms_norm", "values", "Look at the formula.", "Which of the two results"),
-    ("06_softmax_topk", "values", "Look at ties: of equal", "How do you remove it"),
+    ("06_softmax_topk", "values", "right: result 1, result 2\n  Look at ties: of equal", "How do you remove it"),
+    ("06_softmax_topk", "values", "also wrong: result 2\n  Look at ties: of equal", "Get p right first"),
     ("06_softmax_topk", "values", "Look at the exponential: subtract", "Get p right first"),
     ("07_register_budget", "tile", "", "A square tile"),
     ("07_register_budget", "rows", "", "elements per thread"),
@@ -42,6 +43,23 @@ FAILURES = [
     ("08_linear_act", "rounding", "Look at what is rounded", "Which values in your kernel have 16 bits"),
     ("08_linear_act", "values", "Look at your line 5, `x`: the strides: a matrix", "This case is a view"),
     ("09_conv_bn_relu", "convolution", "Look at the index map: the row", "each tap see"),
+    ("01_roofline", "bound", "its intensity is exactly the ridge, 2 FLOP/byte", "with equal numbers"),
+    ("09_conv_bn_relu", "convolution", "got 0, expected nan\n  Look at ReLU: tl.where", "turns NaN into a number"),
+    ("09_conv_bn_relu", "convolution", "got nan, expected 1\n  Look at ReLU: tl.where", "0 * NaN is NaN"),
+    (
+        "14_cuda_softmax",
+        "code",
+        "softmax does not compile:\n softmax.cu(3): error\n  Look at the line that the compiler names",
+        "the line and the column",
+    ),
+    (
+        "14_cuda_softmax",
+        "traffic",
+        "softmax does not compile: its message is at the check 'values'",
+        "the line and the column",
+    ),
+    ("14_cuda_softmax", "code", "Look at where the NaN comes from: an exponential", "below -200"),
+    ("14_cuda_softmax", "traffic", "1001 columns: out-of-bounds read of x", "past the row's end"),
     ("09_conv_bn_relu", "convolution", "x: which of these elements exist? Mask the others", "There are four"),
     ("10_attention_scores", "values", "several heads, shape (2, 9, 64, 16)", "tl.program_id(1)?"),
     ("10_attention_scores", "values", "rows and columns are exchanged in memory", "In which order does memory"),
@@ -79,7 +97,9 @@ def hints_of():
 @pytest.mark.parametrize(("exercise", "check", "reported", "hinted"), FAILURES)
 def test_a_hint_answers_the_failure_just_seen(exercise, check, reported, hinted, hints_of, monkeypatch):
     said, _, look_at = reported.partition("Look at ")
-    monkeypatch.setitem(outcome.latest, check, Outcome(check, FAIL, f"{said}\n  no: NaN in one row", look_at))
+    monkeypatch.setitem(
+        outcome.latest, check, Outcome(check, FAIL, f"{said}\n1 of 2 cases pass; wrong: NaN in one row", look_at)
+    )
     hint = hints_of(exercise)
     first = str(hint(1, check))
     assert hinted in first

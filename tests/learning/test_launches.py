@@ -12,7 +12,7 @@ from helpers.instruments.traffic import measure
 from helpers.learning import check_offsets, check_passes, check_traffic, check_values
 from helpers.learning.checks import launches
 from helpers.learning.checks.cases import Case
-from helpers.learning.outcome import FAIL, PASS
+from helpers.learning.outcome import ERROR, FAIL, PASS
 from kernels.interpreter import runtime
 
 DEVICE = "cuda" if runtime.has_gpu() else "cpu"
@@ -287,6 +287,17 @@ def converted(x):
     y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     doubled_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), HOW="plain", BLOCK=64)
     return y.to(x.dtype)
+
+
+def test_an_exception_in_16_bits_alone_says_so():
+    def answer(x):
+        if x.dtype == torch.bfloat16:
+            raise TypeError("this function takes fp32 or fp64, got bf16")
+        return doubled("plain")(x)
+
+    outcome = check_traffic(answer, (numbers(256),), launches=1, bytes_per_element=8, name="traffic")
+    assert outcome.state == ERROR
+    assert outcome.message.endswith("got bf16\non bfloat16 inputs, which this check also tries")
 
 
 def test_a_conversion_after_the_kernel_is_metered_in_16_bits():

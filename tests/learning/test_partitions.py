@@ -3,6 +3,7 @@
 import graphlib
 import json
 import math
+import re
 import time
 
 import pytest
@@ -235,6 +236,25 @@ def test_what_has_to_run_between_is_told():
         results=["u"],
     )
     assert illegal_reason(graph, ["a", "b"]) == "sort has to run between them"
+    said = str(partitions.check_legal(lambda graph, group: True, [(graph, ["a", "b"])], name="legal"))
+    assert re.search(r"sort: opaque, \d+ x \d+, s -> t \(outside\)", said), said
+    assert said.count("(outside)") == 1
+    assert "x*" not in said
+
+
+def test_the_kernel_that_is_missing_is_one_of_several_operations():
+    said = str(partitions.check_partitions(lambda graph: [["add", "relu"], ["softmax"]], [SMALL], name="partitions"))
+    assert "is possible with the kernel ['add', 'relu', 'softmax']" in said
+    # Of a best partition with a single operation first, the kernel of several that an answer lacks is named.
+    graph = graph_of(
+        operation("sort", "opaque", ["w"], ["t"]),
+        operation("a", "elementwise", ["x"], ["s"]),
+        operation("b", "elementwise", ["s", "y"], ["u"]),
+        results=["t", "u"],
+    )
+    apart = [["sort"], ["a"], ["b"]]
+    said = str(partitions.check_partitions(lambda graph: apart, [graph], name="partitions"))
+    assert "is possible with the kernel ['a', 'b']" in said
 
 
 def test_groups_that_wait_for_each_other_are_told():

@@ -53,6 +53,27 @@ def test_what_was_said_stands_as_long_as_the_answers_do(tmp_path):
     assert progress.progress_of(notebook).earned == 1
 
 
+def test_an_earlier_answer_that_is_put_back_has_its_result_again(tmp_path):
+    notebook = put(tmp_path)
+    before = answers_in(notebook)
+    progress.record(notebook, {"product": "pass"}, before)
+    for number in range(3):
+        edit(notebook, "product-answer", f"def product():\n    return {number}")
+        progress.record(notebook, {"product": "fail"}, answers_in(notebook))
+    assert progress.progress_of(notebook).states == {"product": "fail"}
+    edit(notebook, "product-answer", before["product-answer"])
+    assert progress.progress_of(notebook).states == {"product": "pass"}
+    # What is checked again counts as it is now, not as it was.
+    progress.record(notebook, {"product": "fail"}, before)
+    assert progress.progress_of(notebook).states == {"product": "fail"}
+    [kept] = progress.kept_in(tmp_path / ".progress/01_roofline.json").values()
+    assert len(progress.entries_of(kept)) == 4
+    for number in range(30):
+        progress.record(notebook, {"product": "pass"}, before | {"product-answer": str(number)})
+    [kept] = progress.kept_in(tmp_path / ".progress/01_roofline.json").values()
+    assert len(progress.entries_of(kept)) == 1 + progress.EARLIER
+
+
 def test_all_passes_are_said_and_hidden_checks_are_not_counted(tmp_path):
     notebook = put(tmp_path, built="exercises")
     points = progress.progress_of(notebook).points
@@ -65,7 +86,10 @@ def test_all_passes_are_said_and_hidden_checks_are_not_counted(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kept", ["", "{", "[]", '{"product": 3}', '{"product": {"state": "won"}}', "\udcff"])
+TORN = '{"product": {"state": "pass", "answers": "", "when": 0, "earlier": [3]}}'
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"product": 3}', '{"product": {"state": "won"}}', TORN, "\udcff"])
 def test_what_was_not_written_here_counts_for_nothing(tmp_path, kept):
     notebook = put(tmp_path)
     (tmp_path / ".progress").mkdir()
@@ -119,12 +143,12 @@ def test_a_running_notebook_records_what_its_checks_say(tmp_path, monkeypatch):
             execute_as_jupyterlab(kernel, cell)
         assert set(progress.progress_of(notebook).states.values()) == {"pass"}, progress.progress_of(notebook).states
         assert progress.progress_of(notebook).earned == 8
-        # A stub is run and checked, but not saved: nothing is claimed of what the file holds.
+        # A stub is run and checked, but not saved: the file still holds the answer that passed.
         stub = next(cell for cell in cells if cell.id == "product-answer")
         stub.source = "def product(rows, inner, columns, itemsize):\n    raise NotImplementedError"
         execute_as_jupyterlab(kernel, stub)
         execute_as_jupyterlab(kernel, next(cell for cell in cells if cell.id == "product"))
-        assert progress.progress_of(notebook).changed == ("product",)
+        assert progress.progress_of(notebook).earned == 8
         edit(notebook, "product-answer", stub.source)
         kept = {"vector-add": "pass", "softmax": "pass"}  # their answers, above this one, are as they were
         assert progress.progress_of(notebook).states == kept | {"product": "not attempted"}

@@ -178,7 +178,7 @@ def _broken(rule: str, graph: dict, members: list[dict]) -> str:
             others = [[each["name"]] for each in graph["operations"] if each["name"] not in names]
             if names in in_order(graph, [names, *others]):
                 return ""
-            return f"{_first_between(graph, names)} has to run between them"
+            return f"{operations_between(graph, names)[0]} has to run between them"
         case "registers":
             registers = kernel_cost(graph, [each["name"] for each in members])["registers"]
             return f"it takes {registers} registers per thread (limit: {MAX_REGISTERS})" * (registers > MAX_REGISTERS)
@@ -218,16 +218,16 @@ def tensors_of(operation: dict) -> set[str]:
     return {*operation["reads"], *operation["writes"]}
 
 
-def _first_between(graph: dict, names: list[str]) -> str:
-    """Return the first operation that waits for one of `names` and that another of them waits for."""
+def operations_between(graph: dict, names: list[str]) -> list[str]:
+    """Return the other operations that wait for one of `names` and that another of them waits for."""
     place = {each["name"]: number for number, each in enumerate(graph["operations"])}
     before = dependencies(graph)
     up = [set() for _ in before]  # everything it waits for, directly or not
     for number, direct in enumerate(before):
         up[number] = direct.union(*(up[each] for each in direct))
     inside = {place[name] for name in names}
-    return next(
+    return [
         each["name"]
         for number, each in enumerate(graph["operations"])
         if number not in inside and up[number] & inside and any(number in up[one] for one in inside)
-    )
+    ]

@@ -105,6 +105,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
     """
     for width in columns:
         traffic, x, y = run(answer, width)
+        require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))  # past a row's end is the next row
         for what, moved in (("read", traffic.bytes_read), ("written", traffic.bytes_written)):
             if moved != x.nbytes:
                 raise AnswerError(

@@ -1,5 +1,6 @@
 """Check the numbers that an answer computes, for questions that it hasn't seen."""
 
+import inspect
 import itertools
 import math
 import numbers
@@ -16,6 +17,12 @@ from helpers.learning.outcome import AnswerError, as_check
 MAX_LISTED = 10_000  # of a generator, which may have no end
 
 
+class WrongNameError(AnswerError):
+    """Raised for a wrong word, or for a set with wrong `names`."""
+
+    names: tuple[str, ...] = ()
+
+
 def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
     """Draw `count` questions from `seed` and from the grading's own draw, picking one of each of `choices`."""
     draw = random.Random(seed + (cases.draw << 16))
@@ -30,6 +37,7 @@ def check_numbers(
     parts: tuple[str, ...] = (),
     within: float = 0.01,
     unlike: dict[str, Callable] | None = None,
+    seen: Callable | None = None,
 ) -> str:
     """Call `answer` on each question, compare its result with that of `expected`, and report the first that differs.
 
@@ -40,6 +48,8 @@ def check_numbers(
         parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
         within: how much a number may differ, as a fraction of it.
         unlike: description -> a function like `expected`: mistakes to recognise.
+        seen: (the wrong name in a set, if there is one, and the question's arguments) -> what there is to see there
+            and where to look, for a wrong word or name.
         name: the check's name.
     """
     questions, right = list(questions), []
@@ -48,6 +58,11 @@ def check_numbers(
         right.append((question, expected(*question)))
         try:
             compare(got, right[-1][1], asked, parts, within)
+        except WrongNameError as error:
+            if seen:
+                told, look_at = seen(*error.names[:1], *question)
+                error = AnswerError(f"{error}; {told}", look_at)
+            raise named(error, got, right, asked, parts, within, unlike or {}) from None
         except AnswerError as error:
             raise named(error, got, right, asked, parts, within, unlike or {}) from None
     return f"right on {len(questions)} questions."
@@ -129,7 +144,9 @@ def launches_of(seen) -> list[str]:
 
 
 def called(answer: Callable, question: tuple) -> str:
-    return f"{answer.__name__}({', '.join(map(shown, question))})"
+    names = list(inspect.signature(answer).parameters)
+    named = [name if isinstance(value, dict) else shown(value) for name, value in zip(names, question, strict=False)]
+    return f"{answer.__name__}({', '.join([*named, *map(shown, question[len(names) :])])})"
 
 
 def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], within: float) -> None:
@@ -155,7 +172,10 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
             raise AnswerError(f"{asked} gives {shown(got)}: return a list of names", "what your function returns")
         if wrong := sorted(set(names) ^ expected):
             where = "should not be there" if wrong[0] in names else "is missing"
-            raise AnswerError(f"{asked}: {wrong[0]} {where}; got {shown(sorted(names))}", "the condition for that one")
+            also = f", and {len(wrong) - 1} more {'are' if len(wrong) > 2 else 'is'} wrong" if len(wrong) > 1 else ""
+            error = WrongNameError(f"{asked}: {wrong[0]} {where}{also}", "the condition for that one")
+            error.names = tuple(wrong)
+            raise error
     else:
         compare_one(got, expected, asked, within)
 
@@ -201,8 +221,10 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
             )
         if got is None:
             raise AnswerError(f"{asked}: got None, expected {expected!r}", RETURN)
-        look_at = "which side of the ridge it is on" if isinstance(got, str) else "what your function returns: a word"
-        raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", look_at)
+        said = f"{asked}: got {shown(got)}, expected {expected!r}"
+        if not isinstance(got, str):
+            raise AnswerError(said, "what your function returns: a word")
+        raise WrongNameError(said, "the condition that decides between the two words")
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
         where = RETURN if got is None else "what your function returns"
         raise AnswerError(f"{asked}: got {shown(got)}, not a number", where)

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
+from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost, operations_between
 from helpers.learning.checks import cases
 from helpers.learning.checks.numbers import unlisted
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
@@ -141,10 +141,12 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
             time, least = time_of(graph, got), time_of(graph, best)
             if time > least * SAME:
                 returned = [sorted(group) for group in got]
-                missed = next(group for group in best if sorted(group) not in returned)
+                # A single operation is always legal and tried, so the largest kernel shows most.
+                missed = max((group for group in best if sorted(group) not in returned), key=len)
+                how = f"with the kernel {missed}" if len(missed) > 1 else f"with {missed[0]} in a kernel of its own"
                 told(
                     f"{answer.__name__}(graph) returns {got}, which takes {1e6 * time:.2f} us; {1e6 * least:.2f} us is "
-                    f"possible with the kernel {missed}",
+                    f"possible {how}",
                     "whether it tries that kernel, and whether your rules accept it",
                     graph,
                 )
@@ -192,9 +194,17 @@ def require_partition(got: object, graph: dict, function: str) -> None:
 
 
 def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> None:
-    """Raise AnswerError with the operations involved: those of the group if one is named, else all in the graph."""
-    group = set(group)
-    lines = [line_of(each) for each in graph["operations"] if not group or each["name"] in group]
+    """Raise AnswerError with the operations involved: those of the group if one is named, and the operations that must
+    run between them; else all in the graph."""
+    group = list(group)
+    between = operations_between(graph, group) if "has to run between them" in what else []
+    lines = [
+        f"{line_of(each)} (outside)" if each["name"] in between else line_of(each)
+        for each in graph["operations"]
+        if not group or each["name"] in [*group, *between]
+    ]
+    if any("*" in line for line in lines):
+        lines.append("x* is a tensor x that is read elsewhere.")
     raise AnswerError("\n".join([what, *lines]), look_at)
 
 

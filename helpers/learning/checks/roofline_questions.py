@@ -41,6 +41,30 @@ def compute_bound_on(flops: float, nbytes: float, gpus: dict[str, list[float]]) 
     return {name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"}
 
 
+def seen_from_the_ridge(flops: float, nbytes: float, peak: float, bandwidth: float) -> tuple[str, str]:
+    """Return an operation's intensity and the ridge in words, and where to look if its limit is wrong."""
+    intensity, there = flops / nbytes, ridge(peak, bandwidth)
+    if intensity == there:
+        return (
+            f"its intensity is exactly the ridge, {there:.4g} FLOP/byte",
+            "what your comparison gives for equal numbers",
+        )
+    said = f"its intensity is {intensity:.4g} FLOP/byte, and the ridge {there:.4g}"
+    return said, "which side of the ridge it is on"
+
+
+def seen_on_one(name: str, flops: float, nbytes: float, gpus: dict[str, list[float]]) -> tuple[str, str]:
+    """Return the same for one GPU of several; for an unknown name, list the GPUs."""
+    if name not in gpus:
+        return f"the GPUs are {', '.join(gpus)}", "where your function takes its names from"
+    return seen_from_the_ridge(flops, nbytes, *gpus[name])
+
+
+def memory_bound_on(flops: float, nbytes: float, gpus: dict[str, list[float]]) -> set[str]:
+    """Return the names of the other GPUs: a mistake to recognise."""
+    return gpus.keys() - compute_bound_on(flops, nbytes, gpus)
+
+
 def fp16_gpus() -> dict[str, list[float]]:
     """Return the course's GPUs as {name: [peak, bandwidth]}: dense fp16 in FLOP/s, and memory in bytes/s."""
     return {name: [device.peak_flops["fp16"], device.memory_bandwidth] for name, device in DEVICES.items()}

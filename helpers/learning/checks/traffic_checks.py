@@ -136,6 +136,9 @@ def told_of_16_bits() -> Iterator[None]:
         if where == MORE_LAUNCHES:
             where = f"{where}, conversions among them; allocate the result in the dtype of x: tl.store converts"
         raise AnswerError(f"in bfloat16: {error}", where) from None
+    except Exception as error:
+        error.add_note("on bfloat16 inputs, which this check also tries")
+        raise
 
 
 @as_check

@@ -23,6 +23,7 @@ from helpers.learning.unwritten import unwritten
 from kernels.interpreter import runtime
 
 PATIENCE = 20.0  # seconds for all cases, once one has failed
+NAMED, FEW_RIGHT = 8, 4  # cases that a message names, of those that fail and pass
 
 
 @as_check
@@ -56,7 +57,8 @@ def check_values(
 
 
 def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[list[Case], str], str] | None = None):
-    """Judge every case, and raise AnswerError for the first one that fails, with a summary of the others.
+    """Judge every case, and raise AnswerError for the first one that fails, with a summary of the others. If results
+    are right in it that another case has wrong, the earliest result that is wrong anywhere comes first.
 
     Args:
         cases: calls, each with one difficulty more than those before it, so that the first failure identifies the
@@ -81,12 +83,36 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
         if failed and time.monotonic() - began > PATIENCE:
             break
     if failed:
-        first = with_formula([each for each in failed.values() if each is not None])
+        first = with_formula(simplest_first([each for each in failed.values() if each is not None]))
         wrong = [cases[place] for place in failed]
         right = [cases[place] for place in range(tried) if place not in failed]
-        told = [f"{said}: {'; '.join(case.short for case in some)}" for said, some in (("ok", right), ("no", wrong))]
         look_at = hint(wrong, first.look_at) if hint else first.look_at
-        raise AnswerError("\n".join([str(first), *told[not right :]]), look_at) from first
+        raise AnswerError("\n".join([str(first), *told_cases(right, wrong)]), look_at) from first
+
+
+def simplest_first(failures: list[AnswerError]) -> list[AnswerError]:
+    """Return the failures with one in the earliest wrong result first: later results depend on it."""
+    first = failures[0]
+    if not first.results:
+        return failures
+    simplest = min((each for each in failures if each.results), key=lambda each: each.results[0])
+    return [simplest, *(each for each in failures if each is not simplest)]
+
+
+def told_cases(right: list[Case], wrong: list[Case]) -> list[str]:
+    """Return the lines that count the cases and name those that fail; and those that pass, if they are few."""
+    lines = [f"{len(right)} of {len(right) + len(wrong)} cases pass; wrong: {named_cases(wrong)}"]
+    if 0 < len(right) <= FEW_RIGHT and len(right) < len(wrong):
+        lines.append(f"the only right ones: {named_cases(right)}")
+    return lines
+
+
+def named_cases(some: list[Case]) -> str:
+    """Name each case once, those of one name with their count, and only as many as a reader takes in."""
+    counted = Counter(case.short for case in some)
+    names = [name if count == 1 else f"{name} ({count} times)" for name, count in counted.items()]
+    rest = len(names) - NAMED
+    return "; ".join(names if rest <= 1 else [*names[:NAMED], f"and {rest} more"])
 
 
 def with_formula(failures: list[AnswerError]) -> AnswerError:
@@ -240,9 +266,11 @@ def compare(
             told = f"{names[number]}: {told}{others_wrong(list(found), len(results[: case.compared]))}"
         metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
         stored = 0 if written is None else written.get(metered, 0)
-        raise AnswerError(
+        error = AnswerError(
             f"{where}: {told}", likely_place(mine, wanted, wrong, case, mine.numel() - stored // mine.itemsize)
         )
+        error.results = list(found)
+        raise error
 
 
 def others_wrong(wrong: list[int], count: int) -> str:
