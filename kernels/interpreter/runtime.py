@@ -751,6 +751,9 @@ for _name in ("neg", "invert"):
     _add_operator(_name, getattr(int, f"__{_name}__"))
 
 
+passes = range  # a check replaces it, where only the ends of a loop run
+
+
 def _range(start, stop=None, step=None, **options):
     """Replace range and tl.range in kernels. To the compiler, an index is int64 where a bound is, and only a constant
     step counts down: it compares with `<` otherwise."""
@@ -758,7 +761,7 @@ def _range(start, stop=None, step=None, **options):
     if isinstance(step, tl.tensor) and int(step) < 0:
         raise ValueError("on a GPU a loop counts down by a constant only: make its step a tl.constexpr")
     wide = any(isinstance(each, tl.tensor) and each.dtype.primitive_bitwidth == 64 for each in bounds)
-    indices = map(_Index, range(*map(operator.index, bounds)))
+    indices = map(_Index, passes(*map(operator.index, bounds)))
     return (index.to(tl.int64) for index in indices) if wide else indices
 
 
