@@ -52,7 +52,7 @@ TEXTS = {
     "text that formats attributes": text("'{0.contiguous.__self__}'.format(1)", told="format isn't available"),
     "a formatted attribute": text("f'{reference.__code__}'", told="reaches into the interpreter"),
     "a class made by a call": text("X = type('X', (), {'numel': 1})", told="type isn't available"),
-    "a class": text("class X(torch.Tensor):\n    pass", told="not in the language of answers"),
+    "a class": text("class X(torch.Tensor):\n    pass", told="classes aren't graded, and X is one: write functions"),
     "a caught name": text(
         "try:\n    1 / 0\nexcept ZeroDivisionError as check_values:\n    pass", told="not in the language"
     ),

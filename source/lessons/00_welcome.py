@@ -311,7 +311,7 @@ if runtime.has_gpu():
     here = benchmark_together({"eager": eager, "fused": one_kernel})
     print(torch.cuda.get_device_name(), here)
 else:
-    print("No GPU here: the recorded times are above.")
+    print("No GPU here. The recorded times are above.")
 
 # %% [markdown]
 # ## How fast is your machine?
