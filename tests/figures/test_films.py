@@ -11,7 +11,7 @@ import triton.language as tl
 from drawn import TAKES_ARROWS, bare_page, touching
 from torch.nn.functional import gelu, layer_norm
 
-from helpers.figures.attention.masked_tiles import MASKS, TILE, kinds, mask_animation
+from helpers.figures.attention.masked_tiles import CELL, DOT, LEFT, MASKS, TILE, TOP, kinds, mask_animation
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note, Stack
 from helpers.figures.fusion.chain_cuts import bytes_after, chain_animation
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
@@ -203,6 +203,38 @@ def test_tiles_under_a_mask_are_what_torch_would_mask():
         assert computed.value == int((parts > 0).sum())
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_tile_of_scores_is_filled_once_and_alone(mask):
+    """Before and after, nothing is larger in its cell than the dot of what was dropped; what is hidden stays empty."""
+    scene = mask_animation().scenes[mask]
+    computed = {(row, column) for row, kept in enumerate(kinds(mask)) for column, kind in enumerate(kept)
+                if kind != "hidden"}  # fmt: skip
+
+    def cell(x, y):
+        return (y - TOP) // CELL, (x - LEFT) // CELL
+
+    def in_a_cell(x, y):
+        return all(0 <= place < 512 // TILE for place in cell(x, y))
+
+    filled = [each for each in scene.movers if in_a_cell(each.x0, each.y0) and (each.x0, each.y0) == (each.x1, each.y1)]
+    for moment in range(len(computed)):
+        assert len([each for each in filled if each.start <= moment + 0.5 < each.end]) == 1
+    assert len(filled) == len(computed)
+    assert {cell(each.x0, each.y0): each.end for each in filled} == {
+        cell(bar.x, bar.y): bar.start for bar in scene.bars if in_a_cell(bar.x, bar.y)
+    }
+    assert {(bar.width, bar.height) for bar in scene.bars if in_a_cell(bar.x, bar.y)} == {(DOT, DOT)}
+    assert {cell(x, y) for x, y, width, _ in scene.boxes if width < CELL and in_a_cell(x, y)} == computed
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_clock_and_the_panel_count_the_same_tiles(mask):
+    scene = mask_animation().scenes[mask]
+    for percent in range(101):
+        time = scene.seconds * percent / 100
+        assert scene.counters[0].at(time).split()[0] == scene.clock(time).split()[0]
+
+
 @pytest.mark.parametrize("what", PASSES)
 def test_passes_cross_in_order_and_fusing_moves_less(what):
     shown = PASSES[what]
@@ -338,13 +370,16 @@ def test_it_rests_where_its_still_does_and_plays_from_its_beginning(page_of):
 
 
 def test_what_the_clock_counts_is_whole(page_of):
-    counted = Animation((100, 50), 4.0, 2.0, "steps", 0.5, "A title", told=((0.0, "It runs."),), counts=True)
+    counters = (Counter("it", "{} of 9", 0, 45, 2, 0.0, 4.0, 0, True),)
+    counted = Animation(
+        (100, 50), 4.0, 2.0, "steps", 0.5, "A title", (), (), (), counters, (), ((0.0, "It runs."),), True
+    )
     page = page_of(Film({"counted": counted}))
     page.locator("input").fill("90")
-    assert at(page) == counted.says(3.6) == "1 step: It runs."
+    assert at(page) == counted.says(3.6) == "1 step: It runs. it 1 of 9."
     page.locator("input").focus()
     page.keyboard.press("End")
-    assert at(page) == counted.says(4.0) == "2 steps: It runs."
+    assert at(page) == counted.says(4.0) == "2 steps: It runs. it 2 of 9."
 
 
 @pytest.mark.parametrize("film", FILMS)

@@ -1,6 +1,7 @@
 """The tiles within a matmul: what Triton compiles for each shape that the figure shows, and the frames."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +10,16 @@ import triton.language as tl
 from drawn import assert_texts_lie_apart
 
 from helpers.figures.frame.explorer import Stage
-from helpers.figures.matmul.tile_hierarchy import LEVELS, STEP, TILES, TileHierarchy, TileHierarchyExplorer
+from helpers.figures.matmul.tile_hierarchy import (
+    LEVELS,
+    STEP,
+    TILES,
+    TileHierarchy,
+    TileHierarchyExplorer,
+    hierarchy_scene,
+)
 from helpers.instruments import compile_for
+from helpers.style import FUSED
 
 
 @triton.jit
@@ -51,6 +60,21 @@ def test_each_frame_shows_its_position():
         assert_texts_lie_apart(chart.figure)
     with pytest.raises(ValueError, match="the tile slider has no"):
         TileHierarchyExplorer(tile=(32, 32))
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_every_level_adds_to_the_picture(tile):
+    """A thread's: a box for each of its sums, and the epilogue between them and memory."""
+    shown = TileHierarchy(*tile)
+    scenes = [hierarchy_scene(shown, level) for level in range(len(LEVELS))]
+    for before, after in pairwise(scenes):
+        assert set(before.boxes) < set(after.boxes)
+        assert set(before.labels) < set(after.labels)
+    added = set(scenes[-1].boxes) - set(scenes[-2].boxes)
+    sums = [box for box in added if box.colour == FUSED]
+    assert len(sums) == shown.sums
+    [epilogue, memory] = sorted((box for box in added if box.colour is None), key=lambda box: box.x)
+    assert max(box.x + box.width for box in sums) < epilogue.x < epilogue.x + epilogue.width < memory.x
 
 
 HEARD = "document.querySelector('[role=status]').getBoundingClientRect().width"

@@ -15,6 +15,7 @@ MASKS = {
     "two documents": lambda query, key: key <= query and (key < DOCUMENT) == (query < DOCUMENT),
 }
 WIDTH, TOP, LEFT, CELL = 620, 78, 92, 25  # pixels
+DOT = 5  # pixels
 SIDE = 344  # left edge of the chip and the counters
 KINDS = ("hidden", "cut", "whole")
 
@@ -36,7 +37,7 @@ def kinds(mask: str) -> list[list[str]]:
 
 
 def _scene(mask: str) -> Animation:
-    found, movers, bars = kinds(mask), [], []
+    found, movers, bars, outlines = kinds(mask), [], [], []
     count = {kind: sum(row.count(kind) for row in found) for kind in KINDS}
     time, right = 0.0, LEFT + TILES * CELL
     for row, of_row in enumerate(found):
@@ -45,9 +46,11 @@ def _scene(mask: str) -> Animation:
             x = LEFT + column * CELL
             if kind == "hidden":
                 continue
-            # Faint throughout: the tiles to compute.
-            bars.append(Bar(x + 1, y + 1, CELL - 2, CELL - 2, 0.0, 0.0, FUSED if kind == "whole" else LIMIT, 0.35))
+            # An outline until it is computed, filled while it exists, then only a dot.
+            outlines.append((x + 3, y + 3, CELL - 6, CELL - 6))
             paint = FUSED if kind == "whole" else LIMIT
+            dot = (CELL - DOT) / 2
+            bars.append(Bar(x + dot, y + dot, DOT, DOT, time + 1, time + 1, paint))
             movers.append(MovingBox(x + 2, y + 2, x + 2, y + 2, CELL - 4, CELL - 4, time, time + 1, paint))
             movers.append(MovingBox(x + 2, TOP - 21, x + 2, TOP - 21, CELL - 4, 13, time, time + 1, SKY_BLUE))
             # The tile is folded into the running maximum, sum and output, and is gone.
@@ -68,14 +71,16 @@ def _scene(mask: str) -> Animation:
         (LEFT, TOP, TILES * CELL, TILES * CELL),
         (right + 5, TOP, 17, TILES * CELL),
         (SIDE, TOP, WIDTH - SIDE - 4, 62),
+        *outlines,
     )
     notes = (
         Note("keys, values", LEFT, TOP - 28), Note("queries", LEFT - 28, TOP + 14, "right"),
         Note("output", right + 4, TOP - 8),
         Note("on the chip: maximum, sum, output", SIDE + 8, TOP + 18),
-        Note("blue: no mask needed; grey: masked", SIDE, TOP + 92), Note("empty: never computed", SIDE, TOP + 110),
-        Note("tiles of scores computed", SIDE, TOP + 142),
-        Note("scores in memory: 0", SIDE, TOP + 186),
+        Note("blue: no mask needed; grey: masked", SIDE, TOP + 88),
+        Note("outline: to come; dot: dropped", SIDE, TOP + 106),
+        Note("empty: never computed", SIDE, TOP + 124), Note("tiles of scores computed", SIDE, TOP + 150),
+        Note("scores in memory: 0", SIDE, TOP + 192),
     )  # fmt: skip
     told = (
         (0.0, "A program takes a tile of queries and loops over the keys, one tile at a time."),
@@ -85,8 +90,8 @@ def _scene(mask: str) -> Animation:
     title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; hidden tiles are skipped")
     return Animation(
         (WIDTH, TOP + TILES * CELL + 10), time, 12.0, "tiles", 1.0, title, tuple(movers), tuple(bars), notes,
-        (Counter("tiles of scores computed", f"{{}} of {TILES**2}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes,
-        told, counts=True,
+        (Counter("tiles of scores computed", f"{{}} of {TILES**2}", SIDE, TOP + 168, computed, 0.0, time, 0, True),),
+        boxes, told, counts=True,
     )  # fmt: skip
 
 

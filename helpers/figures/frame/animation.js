@@ -92,10 +92,10 @@ function render({ model, el }) {
   };
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
-  const counted = ([, text, , , value, start, end, digits]) => {
+  const counted = ([, text, , , value, start, end, digits, whole]) => {
     const part = Math.min(1, Math.max(0, (time - start) / (end - start)));
-    const number = (value * part).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-    return text.replace("{}", number);
+    const number = whole ? Math.floor(value * part + 1e-6) : value * part;
+    return text.replace("{}", number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
   };
   const digits = (value) => {
     if (value === 0) return "0";

@@ -69,7 +69,10 @@ class Note:
 
 @dataclass(frozen=True)
 class Counter:
-    """A number of `name` that runs from 0 to `value` between two times; `text` shows it at {}."""
+    """A number of `name` that runs from 0 to `value` between two times; `text` shows it at {}.
+
+    whole: whether it counts things, and one that has only begun isn't counted yet, as by a film's clock.
+    """
 
     name: str
     text: str
@@ -79,10 +82,12 @@ class Counter:
     start: float
     end: float
     digits: int = 2
+    whole: bool = False
 
     def at(self, time: float) -> str:
         part = min(1.0, max(0.0, (time - self.start) / (self.end - self.start)))
-        return self.text.replace("{}", f"{self.value * part:,.{self.digits}f}")
+        number = math.floor(self.value * part + 1e-6) if self.whole else self.value * part
+        return self.text.replace("{}", f"{number:,.{self.digits}f}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The tiles of a matmul, each a part of the one before: matrix, thread block, step, warp group, instruction; live.
+"""The tiles of a matmul, each a part of the one before: from the matrix to a thread's sums; live.
 
 The shapes are those that Triton chooses for an SM of compute capability 9.0: a warp group of four warps takes
 64 rows of the tile at a time, one `wgmma` multiplies 64 rows with 16 elements along K (PTX ISA, wgmma.mma_async), and
@@ -17,7 +17,7 @@ from helpers.figures.frame.page_bars import Box, Label, Scene, still
 from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.style import FUSED, SKY_BLUE, STYLE
 
-SIZE = (576, 218)  # points
+SIZE = (576, 290)  # points
 M = N = K = 4096
 STEP = 64  # elements along K that the program loads at a time
 GROUP_ROWS, DEPTH = 64, 16  # of an instruction's operands: PTX ISA, wgmma.mma_async, 16-bit operands
@@ -30,6 +30,11 @@ LEFTS = tuple(12 + number * 113 for number in range(5))
 SCALE = 0.31  # points per element, in all squares but the first
 GAP = 3  # between a tile of the result and its operands
 UNDER = 183  # the numbers below them
+ROW = 254  # middle of the row of a thread
+ACROSS, REGISTER = 32, 4.5  # registers in a line, and points of each
+EPILOGUE, MEMORY = (173, 84), (278, 60)  # left edge and width
+TALL = 22  # of both
+APPLIED = "Bias and GELU are applied there, before the only store"
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,9 @@ def hierarchy_axes() -> tuple[Figure, Axes]:
     with rc_context(STYLE):
         for left, name in zip(LEFTS, LEVELS, strict=False):
             axes.text(left + SIDE / 2, TOP - 12, name, ha="center", va="center_baseline")
+        axes.text(LEFTS[0], ROW - 25, LEVELS[-1], va="center_baseline")
         key = "dark blue: a part of the result; light blue: the operands that it takes"
-        axes.text(LEFTS[0], SIZE[1] - 12, key, va="center_baseline")
+        axes.text(LEFTS[0], UNDER + 23, key, va="center_baseline")
     return figure, axes
 
 
@@ -137,6 +143,26 @@ def _squares(tiles: TileHierarchy, number: int, left: float) -> list[Box]:
     return _products(tiles, left, rows, depth)
 
 
+def _thread(tiles: TileHierarchy) -> tuple[list[Box], list[Label]]:
+    """A thread's sums, the epilogue that takes them, and memory."""
+    rows = tiles.sums // ACROSS
+    top = ROW - rows * REGISTER / 2
+    left = LEFTS[0]
+    sums = [
+        _box(left + place % ACROSS * REGISTER, top + place // ACROSS * REGISTER, REGISTER, REGISTER, FUSED)
+        for place in range(tiles.sums)
+    ]
+    filled = left + ACROSS * REGISTER
+    boxes = [*sums, *(Box(at, ROW, width, TALL, None) for at, width in (EPILOGUE, MEMORY))]
+    placed = (
+        (f"{tiles.sums} sums in registers", (left + filled) / 2, 22), ("→", (filled + EPILOGUE[0]) / 2, 0),
+        ("+ bias, GELU", EPILOGUE[0] + EPILOGUE[1] / 2, 0), ("the epilogue", EPILOGUE[0] + EPILOGUE[1] / 2, 22),
+        ("→", (sum(EPILOGUE) + MEMORY[0]) / 2, 0),
+        ("memory", MEMORY[0] + MEMORY[1] / 2, 0), ("the only store", MEMORY[0] + MEMORY[1] / 2, 22),
+    )  # fmt: skip
+    return boxes, [Label(text, x, ROW + down, "center") for text, x, down in placed]
+
+
 def hierarchy_scene(tiles: TileHierarchy, level: int) -> Scene:
     """Draw the levels up to `level`, from 0."""
     boxes, labels = [], []
@@ -145,6 +171,9 @@ def hierarchy_scene(tiles: TileHierarchy, level: int) -> Scene:
         labels.append(Label(told, left + SIDE / 2, UNDER, "center"))
     title = tiles.notes()[level]
     text = f"{LEVELS[level]}, level {level + 1} of {len(LEVELS)}. {title}."
+    if LEVELS[level] == "a thread":
+        of_thread, told_of_it = _thread(tiles)
+        boxes, labels, text = boxes + of_thread, labels + told_of_it, f"{text} {APPLIED}."
     return Scene(title, tuple(boxes), tuple(labels), text[0].upper() + text[1:])
 
 
@@ -161,6 +190,7 @@ class TileHierarchyExplorer(SceneExplorer):
     _parts = (
         ((0, 28, 231, 190),),
         ((231, 28, 345, 190),),
+        ((0, 218, 345, 72),),
     )
     _axes = staticmethod(hierarchy_axes)
 
