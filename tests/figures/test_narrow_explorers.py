@@ -130,6 +130,30 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         page.close()
 
 
+@pytest.mark.parametrize("share", [0.2, 0.01])
+def test_the_ways_of_the_flowchart_join_its_boxes(chromium, share):
+    """On a narrow page each line begins at a question and ends at a box, and none leaves the page."""
+    page = shown(chromium, figures.FusionDecisionExplorer(share=share))
+    try:
+        for layer, least in (("div:not(.fusion-moving)", 10), (".fusion-moving", 4)):
+            lines, boxes = (
+                page.locator(f".fusion-chart > {layer} {tag}").evaluate_all("""all => all.map((each) => {
+                    const { left, top, right, bottom } = each.getBoundingClientRect();
+                    return [left, top, right, bottom]; })""")
+                for tag in ("path", "rect")
+            )
+            assert len(lines) >= least
+            for left, top, right, bottom in lines:
+                assert 0 <= left <= right <= 351
+                assert any(abs(box[3] - top) < 2 and box[0] < left < box[2] for box in boxes)
+                if right - left < 1:
+                    assert any(abs(box[1] - bottom) < 2 and box[0] < left < box[2] for box in boxes)
+                else:
+                    assert any(abs(box[0] - right) < 2 and box[1] < bottom < box[3] for box in boxes)
+    finally:
+        page.close()
+
+
 BARRED = "attention units", "checkpointing", "decoding", "expert weights", "recomputation"
 BARRED += "tile choice", "traffic", "waterfall", "wide rows"
 
