@@ -154,6 +154,27 @@ def test_the_ways_of_the_flowchart_join_its_boxes(chromium, share):
         page.close()
 
 
+STRIKES = """() => [...document.querySelectorAll('.fusion-moving text:not(.fusion-title)')].filter((text) => {
+    const { x, y, width, height } = text.getBBox();
+    return [...document.querySelectorAll('.fusion-moving path[fill=none]')].some((path) => {
+        const length = path.getTotalLength();
+        return Array.from({ length: 400 }, (_, step) => path.getPointAtLength((length * step) / 399)).some((at) =>
+            at.x > x && at.x < x + width && at.y > y + 0.25 * height && at.y < y + 0.75 * height);
+    });
+}).map((text) => text.textContent)"""
+
+
+@pytest.mark.parametrize("launched", ["from Python, fused in Triton", "by a CUDA graph"])
+@pytest.mark.parametrize("operations", [1, 4, 8])
+def test_no_line_strikes_a_label_of_the_launches(chromium, operations, launched):
+    page = shown(chromium, figures.LaunchExplorer(operations=operations, launched=launched))
+    try:
+        assert page.locator(".fusion-moving path[fill=none]").count() == 2
+        assert page.evaluate(STRIKES) == []
+    finally:
+        page.close()
+
+
 BARRED = "attention units", "checkpointing", "decoding", "expert weights", "recomputation"
 BARRED += "tile choice", "traffic", "waterfall", "wide rows"
 
