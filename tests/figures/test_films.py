@@ -254,6 +254,13 @@ def test_a_chain_ends_at_36_crossings_and_at_12():
     assert [counter.at(20.5) for counter in scene.counters] == ["20 crossings", "12 crossings"]
 
 
+@pytest.mark.parametrize("what", PASSES)
+def test_a_film_of_passes_ends_with_an_empty_chip(what):
+    """Also by the numbers that the browser has, which are rounded."""
+    [[_, scene]] = passes_animation(what).data()["scenes"]
+    assert max(end for *_, end, _ in scene["movers"]) < scene["seconds"]
+
+
 def test_the_shuffles_of_a_warp_take_in_each_lane_once():
     assert shuffles(32) == [16, 8, 4, 2, 1]
     assert [len(each) for each in held(32)] == [1, 2, 4, 8, 16, 32]

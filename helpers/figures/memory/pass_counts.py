@@ -16,6 +16,7 @@ CELL, ROW, TOP = (33, 12), 21, 54
 CHIP = 54  # height
 LEGEND = "written by one kernel, read by another"  # what is purple
 COUNTED = 17  # from the chip down to the number of crossings
+REST = 0.2  # crossings from the last one's arrival to the film's end, with nothing in the chip
 FLIGHT = 1.6  # crossings that one tile is in flight
 
 
@@ -212,7 +213,7 @@ def passes_animation(what: str) -> Film:
         (ends[0], "Both give the same result."),
     )
     scene = Animation(
-        (WIDTH, under + 18), max(ends), 12.0, "steps", 1.0, shown.title, movers, bars, notes, counters, boxes,
+        (WIDTH, under + 18), max(ends) + REST, 12.0, "steps", 1.0, shown.title, movers, bars, notes, counters, boxes,
         told,
         counts=True,
     )  # fmt: skip
