@@ -17,6 +17,7 @@ from helpers.figures.fusion.chain_cuts import bytes_after, chain_animation
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
 from helpers.figures.memory.pass_counts import LEGEND, PASSES, passes_animation
+from helpers.figures.memory.pass_counts import TILES as TILES_OF_PASSES
 from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
 from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
@@ -261,6 +262,35 @@ def test_the_films_of_passes_say_what_is_purple(what):
     [note] = [note for note in scene.notes if note.text == LEGEND]
     [sample] = [bar for bar in scene.bars if (bar.x, bar.y, bar.start) == (0, note.y - 9, 0.0)]
     assert sample.colour in {each.colour for each in scene.movers} - {FUSED, UNFUSED}
+
+
+@pytest.mark.parametrize("what", PASSES)
+def test_each_side_counts_its_own_crossings(what):
+    """It stops with its side, and its number stays."""
+    [scene] = passes_animation(what).scenes.values()
+    counters = {counter.name: counter for counter in scene.counters}
+    assert set(counters) == {"unfused", "fused"}
+    for way, counter in counters.items():
+        assert counter.value == pytest.approx(TILES_OF_PASSES * PASSES[what].moved(way))
+        assert counter.at(counter.end) == counter.at(scene.seconds)
+    assert counters["fused"].x > counters["unfused"].x
+    assert counters["fused"].end < counters["unfused"].end <= scene.seconds
+
+
+def test_a_chain_ends_at_36_crossings_and_at_12():
+    [scene] = passes_animation("chain").scenes.values()
+    ended = [[each.end for each in scene.movers if each.y0 != each.y1 and (each.x0 > 310) == side] for side in (0, 1)]
+    assert [len(ends) for ends in ended] == [36, 12]
+    assert [counter.at(scene.seconds) for counter in scene.counters] == ["36 crossings", "12 crossings"]
+    assert [counter.at(5.5) for counter in scene.counters] == ["5 crossings", "5 crossings"]
+    assert [counter.at(20.5) for counter in scene.counters] == ["20 crossings", "12 crossings"]
+
+
+@pytest.mark.parametrize("what", PASSES)
+def test_a_film_of_passes_ends_with_an_empty_chip(what):
+    """Also by the numbers that the browser has, which are rounded."""
+    [[_, scene]] = passes_animation(what).data()["scenes"]
+    assert max(end for *_, end, _ in scene["movers"]) < scene["seconds"]
 
 
 def test_the_shuffles_of_a_warp_take_in_each_lane_once():

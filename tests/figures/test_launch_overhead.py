@@ -177,8 +177,8 @@ def test_no_line_and_no_axis_strikes_a_label(launched):
     figure, axes = launch_axes()
     bottom = figure.bbox.height - axes.bbox.y0
     for each in LaunchExplorer("T4", "fp32", launched)._stage.data["frames"]:
-        labels = re.findall(r'<text x="[0-9.]+" y="([0-9.]+)" paint-order="stroke"', each["svg"])
-        one, other = map(float, labels)
+        labels = re.findall(r'<text x="[0-9.]+" y="([0-9.]+)"( dominant-baseline="hanging")? paint-order', each["svg"])
+        one, other = (float(y) + (HIGH if hangs else 0) for y, hangs in labels)
         assert max(one, other) + DEEP < bottom, "a label lies on the axis"
         assert abs(one - other) >= HIGH + DEEP, "one label lies on the other"
         # What is painted last, with an edge in the page's colour, lies over every line.

@@ -130,6 +130,51 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         page.close()
 
 
+@pytest.mark.parametrize("share", [0.2, 0.01])
+def test_the_ways_of_the_flowchart_join_its_boxes(chromium, share):
+    """On a narrow page each line begins at a question and ends at a box, and none leaves the page."""
+    page = shown(chromium, figures.FusionDecisionExplorer(share=share))
+    try:
+        for layer, least in (("div:not(.fusion-moving)", 10), (".fusion-moving", 4)):
+            lines, boxes = (
+                page.locator(f".fusion-chart > {layer} {tag}").evaluate_all("""all => all.map((each) => {
+                    const { left, top, right, bottom } = each.getBoundingClientRect();
+                    return [left, top, right, bottom]; })""")
+                for tag in ("path", "rect")
+            )
+            assert len(lines) >= least
+            for left, top, right, bottom in lines:
+                assert 0 <= left <= right <= 351
+                assert any(abs(box[3] - top) < 2 and box[0] < left < box[2] for box in boxes)
+                if right - left < 1:
+                    assert any(abs(box[1] - bottom) < 2 and box[0] < left < box[2] for box in boxes)
+                else:
+                    assert any(abs(box[0] - right) < 2 and box[1] < bottom < box[3] for box in boxes)
+    finally:
+        page.close()
+
+
+STRIKES = """() => [...document.querySelectorAll('.fusion-moving text:not(.fusion-title)')].filter((text) => {
+    const { x, y, width, height } = text.getBBox();
+    return [...document.querySelectorAll('.fusion-moving path[fill=none]')].some((path) => {
+        const length = path.getTotalLength();
+        return Array.from({ length: 400 }, (_, step) => path.getPointAtLength((length * step) / 399)).some((at) =>
+            at.x > x && at.x < x + width && at.y > y + 0.25 * height && at.y < y + 0.75 * height);
+    });
+}).map((text) => text.textContent)"""
+
+
+@pytest.mark.parametrize("launched", ["from Python, fused in Triton", "by a CUDA graph"])
+@pytest.mark.parametrize("operations", [1, 4, 8])
+def test_no_line_strikes_a_label_of_the_launches(chromium, operations, launched):
+    page = shown(chromium, figures.LaunchExplorer(operations=operations, launched=launched))
+    try:
+        assert page.locator(".fusion-moving path[fill=none]").count() == 2
+        assert page.evaluate(STRIKES) == []
+    finally:
+        page.close()
+
+
 BARRED = "attention units", "checkpointing", "decoding", "expert weights", "recomputation"
 BARRED += "tile choice", "traffic", "waterfall", "wide rows"
 

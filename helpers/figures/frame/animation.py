@@ -265,12 +265,15 @@ class Film:
 
 
 def _sent(scene: Animation) -> dict:
+    def short(value: float) -> float:
+        return float(f"{value:.7g}")
+
     def rounded(each) -> list:
-        return [float(f"{value:.7g}") if isinstance(value, float) else value for value in vars(each).values()]
+        return [short(value) if isinstance(value, float) else value for value in vars(each).values()]
 
     return {
         "size": scene.size,
-        "seconds": scene.seconds,
+        "seconds": short(scene.seconds),  # as all else is: nothing ends after it
         "plays": scene.plays,
         "unit": scene.unit,
         "scale": scene.scale,

@@ -27,7 +27,7 @@ from helpers.instruments.fusion.cost import GroupCost
 from helpers.instruments.fusion.legality import NotLegalError
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
 from helpers.instruments.recordings import recorded
-from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TITLE_SIZE
+from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TEXT_SIZE, TITLE_SIZE
 
 COLUMNS = 4096
 ROWS = (1, 16, 128, 1024, 8192, 65536)
@@ -221,17 +221,69 @@ def _last() -> tuple[float, float, float, float]:
     return left, top + len(QUESTIONS) * PITCH, width, height - 6
 
 
-def _narrow_rows() -> tuple[tuple[tuple[float, float, float, float], ...], ...]:
-    """Return a narrow page's rows: each question, where its "no" leads, and its "yes"."""
-    rows = []
-    for (x, y, width, height), (*_, high) in _places():
-        rows += [
-            ((x - 3, y - 1.5, width + 6, height + 3),),
-            ((x + width + 4, y - 1, SIZE[0] - x - width - 4, high + 2),),
-            ((x - 3, y + height + 1.5, width + 6, PITCH - height - 3),),
+NARROW = (700, 0, 330, 512)  # left, top, width and height of a narrow page's chart, where a wide page does not see it
+NARROW_BOX = (36, 26)  # heights of a question and of its "no" box
+NARROW_PITCH, SPINE, INDENT = 96, 16, 62  # points; from the left to the line down, and to the "no" boxes
+
+
+def _narrow_places() -> list[tuple[tuple[float, float, float, float], tuple[float, float, float, float]]]:
+    """As `_places`, with each "no" box below its question."""
+    left, top, width, _ = NARROW
+    high, low = NARROW_BOX
+    tops = [top + 3 + n * NARROW_PITCH for n in range(len(QUESTIONS))]
+    return [((left + 3, y, width - 6, high), (left + INDENT, y + high + 12, width - INDENT - 3, low)) for y in tops]
+
+
+def _narrow_last() -> tuple[float, float, float, float]:
+    left, top, width, _ = NARROW
+    return left + 3, top + 3 + len(QUESTIONS) * NARROW_PITCH, width - 6, NARROW_BOX[1]
+
+
+def _narrow_way(number: int, yes: bool) -> str:
+    """Return the path from a question to the next one, or to its "no" box."""
+    (x, y, _, height), (right, top, _, high) = _narrow_places()[number]
+    down = f"M{x + SPINE} {y + height}V"
+    return f"{down}{y + NARROW_PITCH}" if yes else f"{down}{top + high / 2}H{right}"
+
+
+def _narrow_still() -> str:
+    """What `_flowchart` draws, for a narrow page."""
+    pieces, outline = [], f'fill="none" stroke="{LIMIT}"'
+    for number, ((x, y, width, height), (right, top, wide, high)) in enumerate(_narrow_places()):
+        middle = top + high / 2
+        pieces += [
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {outline}/>',
+            f'<rect x="{right}" y="{top}" width="{wide}" height="{high}" {outline} stroke-dasharray="3 2"/>',
+            *(f'<path d="{_narrow_way(number, yes)}" {outline}/>' for yes in (True, False)),
+            f'<text x="{x + 8}" y="{y + 15}" font-weight="bold">{QUESTIONS[number]}</text>',
+            f'<text x="{right + 8}" y="{middle + 4}">{NO[number]}</text>',
+            f'<text x="{x + SPINE + 8}" y="{middle - 5}">no</text>',
+            f'<text x="{x + SPINE + 8}" y="{y + NARROW_PITCH - 6}">yes</text>',
         ]
-    x, y, width, height = _last()
-    return (*rows, ((x - 3, y - 3, width + 6, height + 6),))
+    x, y, width, height = _narrow_last()
+    pieces += [
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {outline} stroke-dasharray="3 2"/>',
+        f'<text x="{x + 8}" y="{y + height / 2 + 4}">{YES}</text>',
+    ]
+    return f'<g fill="currentColor" font-size="{TEXT_SIZE}">{"".join(pieces)}</g>'
+
+
+def _narrow_frame(decision: Decision) -> str:
+    """The lit parts for a narrow page."""
+    pieces, places, lit = [], _narrow_places(), f'fill="none" stroke="{FUSED}"'
+    for number, (yes, why) in enumerate(decision.answers):
+        x, y, width, height = places[number][0]
+        pieces += [
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {lit} stroke-width="2.5"/>',
+            f'<text x="{x + 8}" y="{y + 30}" font-size="{SMALL_SIZE}">{_fitting(why)}</text>',
+            f'<path d="{_narrow_way(number, yes)}" {lit} stroke-width="3"/>',
+        ]
+    x, y, width, height = _narrow_last() if decision.answers[-1][0] else places[len(decision.answers) - 1][1]
+    pieces += [
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{FUSED}"/>',
+        f'<text x="{x + 8}" y="{y + height / 2 + 4}" fill="white">{decision.outcome}</text>',
+    ]
+    return "".join(pieces)
 
 
 def _flowchart() -> tuple[Figure, Axes]:
@@ -302,7 +354,7 @@ class FusionDecisionExplorer(Explorer):
         self.launched = widgets.Dropdown(options=list(LAUNCHED), value=launched, description="launched")
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         choices = [[self.kind, self.launched, self.device]]
-        self._parts = _narrow_rows()
+        self._parts = ((NARROW,),)
         super().__init__(FramePlayer(), [self.rows, self.operations, self.share], choices)
 
     def _decision(self, rows: int, operations: int, share: float) -> Decision:
@@ -337,7 +389,8 @@ class FusionDecisionExplorer(Explorer):
         opening = svg_opening(figure)
         decisions = (self._decision(rows, count, share) for rows in ROWS for count in OPERATIONS for share in SHARES)
         frames = [{"svg": _frame(opening, each), "text": each.text, "table": "", "quiet": True} for each in decisions]
-        return still_svg(figure), {"frames": frames, "columns": len(OPERATIONS), "layers": len(SHARES)}
+        still = still_svg(figure).replace("</svg>", f"{_narrow_still()}</svg>")
+        return still, {"frames": frames, "columns": len(OPERATIONS), "layers": len(SHARES)}
 
 
 def _fitting(why: str) -> str:
@@ -357,4 +410,4 @@ def _frame(opening: str, decision: Decision) -> str:
     x, y, width, height = end
     parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{FUSED}"/>')
     parts.append(f'<text x="{x + 8}" y="{y + height / 2 + 3}" fill="white">{decision.outcome}</text>')
-    return opening + "".join(parts) + "</svg>"
+    return opening + "".join(parts) + _narrow_frame(decision) + "</svg>"

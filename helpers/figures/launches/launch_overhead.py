@@ -89,6 +89,7 @@ SECONDS = (5e-7, 1e-1)  # room for a label under the quickest launch
 SAMPLES = np.geomspace(*SIZES, 61)
 LABEL_RIGHT = 6  # points from a line's left end to its label
 HALO = 'paint-order="stroke" stroke="var(--jp-layout-color0, Canvas)" stroke-width="3"'  # no line strikes a label
+NARROW_LETTER = 11  # points wide there on a narrow page
 LABEL_UP, LABEL_DOWN = 8, 9  # points from a line to the middle of its label
 
 
@@ -240,13 +241,16 @@ def _moving(scene: LaunchScene) -> str:
     (x, bottom), (_, top) = position(scene.elements, SECONDS[0]), position(scene.elements, SECONDS[1])
     pieces.append(f'<path d="M{x:.1f} {bottom:.1f}V{top:.1f}" stroke="{LIMIT}" stroke-dasharray="1 2"/>')
     for curve, height in zip(scene.curves, label_heights(scene.curves), strict=True):
-        points = (position(n, seconds) for n, seconds in zip(SAMPLES, curve.seconds, strict=True))
+        points = [position(n, seconds) for n, seconds in zip(SAMPLES, curve.seconds, strict=True)]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         pieces.append(f'<path d="M{line}" stroke="{MARKERS[curve.kind][1]}" stroke-width="2" fill="none"/>')
         mark = svg_mark(curve.kind, *position(scene.elements, curve.marked.total))
         pieces.append(f'<g stroke="{TEXT}">{mark}</g>')
-        x, y = position(SAMPLES[0], curve.seconds[0])
-        labels.append(f'<text x="{x + LABEL_RIGHT:.1f}" y="{y - height + 3:.1f}" {HALO}>{curve.label}</text>')
+        x, y = points[0]
+        # On a narrow page letters grow: those above a line upwards, those below it downwards, and both to the right.
+        above = min(y for at, y in points if at <= x + LABEL_RIGHT + NARROW_LETTER * len(curve.label))
+        place = f'y="{above - height + 3:.1f}"' if height > 0 else f'y="{y + 4:.1f}" dominant-baseline="hanging"'
+        labels.append(f'<text x="{x + LABEL_RIGHT:.1f}" {place} {HALO}>{curve.label}</text>')
     return svg_opening(figure) + "".join(pieces + labels) + "</svg>"
 
 

@@ -6,7 +6,7 @@ writes goes back. Each crossing takes as long as its bytes: the kernels are take
 
 from dataclasses import dataclass
 
-from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
 from helpers.style import FUSED, PURPLE, UNFUSED
 
 TILES = 6  # of each tensor, in the picture
@@ -15,6 +15,8 @@ NAMES = 92  # of the tensors, left of their tiles
 CELL, ROW, TOP = (33, 12), 21, 54
 CHIP = 54  # height
 LEGEND = "written by one kernel, read by another"  # what is purple
+COUNTED = 17  # from the chip down to the number of crossings
+REST = 0.2  # crossings from the last one's arrival to the film's end, with nothing in the chip
 FLIGHT = 1.6  # crossings that one tile is in flight
 
 
@@ -178,6 +180,15 @@ def _half(shown: Passes, way: str, left: float, chip: float, half: float) -> tup
     return movers, bars, notes, boxes, max(end for _, end in spans)
 
 
+def _counter(shown: Passes, way: str, left: float, y: float) -> Counter:
+    """Count a way's crossings as each of them is over; where elements differ in size, in tiles of the larger ones."""
+    total = TILES * shown.moved(way)
+    if shown.sizes:
+        return Counter(way, "{} crossings, in full tiles", left, y, total, 0.0, total, 1)
+    first = 0.5 - 1e-6  # rounded, the number goes up at the end of each
+    return Counter(way, "{} crossings", left, y, total, first, first + total, 0)
+
+
 def passes_animation(what: str) -> Film:
     """The film of one of PASSES.
 
@@ -189,9 +200,11 @@ def passes_animation(what: str) -> Film:
     shown, half = PASSES[what], (WIDTH - BESIDE) / 2
     tensors = {tensor for each in shown.unfused for tensor in (*each.reads, *each.writes)}
     chip = TOP + ROW * len(tensors) + 22
-    halves = [_half(shown, way, place * (half + BESIDE), chip, half) for place, way in enumerate(("unfused", "fused"))]
+    lefts = {"unfused": 0.0, "fused": half + BESIDE}
+    halves = [_half(shown, way, left, chip, half) for way, left in lefts.items()]
+    counters = tuple(_counter(shown, way, left, chip + CHIP + COUNTED) for way, left in lefts.items())
     movers, bars, notes, boxes = (tuple(item for of in halves for item in of[part]) for part in range(4))
-    ends, under = [of[4] for of in halves], chip + CHIP + 12
+    ends, under = [of[4] for of in halves], chip + CHIP + COUNTED + 12
     bars += (Bar(0, under, 10, 10, 0.0, 0.0, PURPLE),)
     notes += (Note(LEGEND, 16, under + 9),)
     told = (
@@ -200,7 +213,8 @@ def passes_animation(what: str) -> Film:
         (ends[0], "Both give the same result."),
     )
     scene = Animation(
-        (WIDTH, under + 18), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told,
+        (WIDTH, under + 18), max(ends) + REST, 12.0, "steps", 1.0, shown.title, movers, bars, notes, counters, boxes,
+        told,
         counts=True,
     )  # fmt: skip
     return Film({what: scene}, frame=0.4, narrow=Stack(half + BESIDE, half + 4))
