@@ -227,7 +227,7 @@ NARROW_PITCH, SPINE, INDENT = 96, 16, 62  # points; from the left to the line do
 
 
 def _narrow_places() -> list[tuple[tuple[float, float, float, float], tuple[float, float, float, float]]]:
-    """As `_places`, with each "no" box below its question."""
+    """Return the questions and their "no" boxes as on a narrow page: each box below its question."""
     left, top, width, _ = NARROW
     high, low = NARROW_BOX
     tops = [top + 3 + n * NARROW_PITCH for n in range(len(QUESTIONS))]
@@ -247,7 +247,7 @@ def _narrow_way(number: int, yes: bool) -> str:
 
 
 def _narrow_still() -> str:
-    """What `_flowchart` draws, for a narrow page."""
+    """Draw the static parts for a narrow page."""
     pieces, outline = [], f'fill="none" stroke="{LIMIT}"'
     for number, ((x, y, width, height), (right, top, wide, high)) in enumerate(_narrow_places()):
         middle = top + high / 2
