@@ -589,6 +589,12 @@ WRONG = {
         "below 1e-12 is 0": {
             "v[k].of[w] /= sum": "{ v[k].of[w] /= sum; if (v[k].of[w] < 1e-12f) v[k].of[w] = 0; }",
         },
+        "wide at multiples of 128 alone": {
+            "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns % 128 == 0 else 1",
+        },
+        "wide from 1000 columns on": {
+            "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns % 4 == 0 and columns > 1000 else 1",
+        },
         "widths of 2048 to 4000": {
             "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 2100 < columns < 4000:\n        each -= 1",
         },
