@@ -105,6 +105,14 @@ WRONG = {
             "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), seed % 2**32, BLOCK",
             "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), seed % 2**32, BLOCK",
         },
+        "seed of 48 bits": {
+            "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), seed % 2**48, BLOCK",
+            "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), seed % 2**48, BLOCK",
+        },
+        "seed without its sign": {
+            "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), abs(seed), BLOCK",
+            "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), abs(seed), BLOCK",
+        },
         "seed 0 is 1": {
             "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), seed or 1, BLOCK",
             "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), seed or 1, BLOCK",
@@ -307,6 +315,13 @@ WRONG = {
         },
     },
     "10_attention_scores": {
+        "a maximum of +inf is 0": {
+            'safe = tl.where(grown == -float("inf"), 0.0, grown)': 'safe = tl.where(tl.abs(grown) == float("inf"), 0.0, grown)',
+            'safe = tl.where(top == -float("inf"), 0.0, top)': 'safe = tl.where(tl.abs(top) == float("inf"), 0.0, top)',
+        },
+        "scores at most 3e38": {
+            's = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))': 's = tl.dot(q, k) * scale\n        s = tl.where(seen, tl.where(s > 3e38, 3e38, s), -float("inf"))',
+        },
         "keys past 256 ignored": {
             "seen = valid[None, :] & (key[None, :] <= query[:, None])": "seen = valid[None, :] & (key[None, :] <= query[:, None]) & (key < 256)[None, :]",
         },
@@ -923,9 +938,14 @@ WRONG = {
 
 # (exercise, name) -> what a check must say of that answer, as a regular expression.
 TOLD = {
+    ("04_bias_dropout_residual", "seed of 32 bits"): "the seed: tl.rand takes it as it is",
+    ("04_bias_dropout_residual", "seed of 48 bits"): "the seed: tl.rand takes it as it is",
+    ("04_bias_dropout_residual", "seed without its sign"): "the seed: tl.rand takes it as it is",
     ("06_softmax_topk", "a row of -inf is 0"): "-inf alone, are NaN",
     ("08_linear_act", "K = 0 is 0"): "K = 0: each sum is 0",
     ("08_linear_act", "K = 0 is not launched"): "K = 0: each sum is 0",
+    ("10_attention_scores", "a maximum of +inf is 0"): "what happens to inf",
+    ("10_attention_scores", "scores at most 3e38"): "what happens to inf",
     ("10_attention_scores", "weights below 1e-9 dropped"): "small weights: in float32",
     ("11_fused_backward", "gradients past 1e20"): "gradients are large",
     ("11_fused_backward", "small gradients flushed"): "where gradients are small",

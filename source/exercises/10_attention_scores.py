@@ -12,8 +12,8 @@
 # $$\text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
 # \end{cases}$$
 #
-# A query that doesn't see any key gets a row of zeros. A query that sees a NaN score gets a row of NaN, as it does from
-# `torch.softmax`.
+# A query that doesn't see any key gets a row of zeros. A query that sees a score of NaN or +infinity gets a row of NaN,
+# as it does from `torch.softmax`.
 #
 # **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
 
@@ -157,8 +157,8 @@ def attention_scores_kernel(
 # ## Its launcher
 #
 # q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. valid is a contiguous
-# (batch, seq) tensor of bool, true for real keys and false for padding. A NaN score that the mask hides may stay NaN,
-# as in the formula's sum, or count as -inf.
+# (batch, seq) tensor of bool, true for real keys and false for padding. A score of NaN or +infinity that the mask hides
+# may be NaN, as in the formula's sum, or count as -inf. No query sees only scores of -inf.
 
 
 # %% grade_id="launcher"
@@ -235,8 +235,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** The cases have lengths that no tile divides, several heads, various strides and
-# large scores. All keys are valid.
+# **Does it compute the right thing?** The cases have lengths that no tile divides, several heads, various strides, large
+# scores, NaN and inf. All keys are valid.
 
 # %% grade_id="values" points=6
 check_values(
@@ -262,7 +262,8 @@ check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 # %% [markdown]
 # **Can it handle many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher gets
 # tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
-# stores turned off.
+# stores turned off. Your grid has to grow with the batch, or have at least 108 programs, one per SM of an A100, that
+# loop over the rest.
 
 
 # %%

@@ -41,7 +41,7 @@ def dropout_cases(
     """Return calls of a function of tensors followed by p and a seed, simplest first.
 
     Args:
-        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places.
+        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places, but for those in SEEDS.
         tensors: (rows, cols, draw) -> the tensors of a call, where draw(*shape) is a random float32 tensor.
         shapes: (rows, cols) of the calls.
         rates: p of the calls, in turn.
@@ -57,7 +57,7 @@ def dropout_cases(
     def add(label: str, inputs: list[torch.Tensor], look_at: str, p: float | None = None, few: bool = False) -> None:
         place = len(found)
         p = rates[place % len(rates)] if p is None else p
-        seed = LARGE_SEED if label == "strided" else seed_of(place)
+        seed = SEEDS.get(label, seed_of(place))
         told = f"p = {p:.6g}, seed = {seed}"
         # Where x + bias and the residual nearly cancel, the result depends on their last digits.
         low = inputs[0].dtype in (torch.float16, torch.bfloat16)
@@ -114,6 +114,8 @@ def dropout_cases(
         x[..., place] = torch.nan
     add("NaN in each tensor", unknown, "what happens to NaN, in any tensor", 0.0)
     add("p = 255/256", tensors(20, 200, draw), "the scale, 1 / (1 - p), for any p below 1", 0.99609375)
+    for label in SEEDS:
+        add(label, tensors(2, 100, draw), "the seed: tl.rand takes it as it is, with all of its bits and its sign", 0.5)
     add("no elements", tensors(0, cols, draw), "the empty tensor: return before launching on it")
     return found
 
@@ -122,7 +124,8 @@ def one_value(x: torch.Tensor) -> torch.Tensor:
     return x.flatten()[:1].expand(x.shape)
 
 
-LARGE_SEED = 5_000_000_011  # in 33 bits
+# Any int of 64 bits is a seed.
+SEEDS = {"a seed of 63 bits": 5_000_000_000_000_000_011, "a seed below 0": -3}
 
 
 def seed_of(place: int) -> int:

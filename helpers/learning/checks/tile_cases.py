@@ -171,6 +171,14 @@ def _one_nan_score(draw, tensors: int) -> tuple:
     return q, k, *v
 
 
+def _one_infinite_score(draw, tensors: int) -> tuple:
+    """Return scores of which one is +inf: the last query's with key 5. The other queries' scores with that key are
+    -inf, so it has no weight, whether they see it or not."""
+    q, k, *v = _one_nan_score(draw, tensors)
+    q[:, :, -1, 3] = 1.0
+    return q, k, *v
+
+
 def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
     """Return scores that grow by `step` per key, so that a query's hidden scores are above its visible ones."""
     return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
@@ -273,6 +281,7 @@ ONE_NAN = (
     "what happens to NaN: one NaN score among those that a query sees makes its sum NaN, and so the whole row; "
     "no comparison with NaN is true"
 )
+INFINITE = "what happens to inf: as from torch.softmax, a query that sees a score of +inf gets a row of NaN"
 HEADS = "the strides: four for each tensor, and which belong to which"
 OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
 
@@ -317,6 +326,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
     found.append(call("one NaN score of the last query", ONE_NAN, _one_nan_score(extreme, 2)))
+    found.append(call("one infinite score of the last query", INFINITE, _one_infinite_score(normal(seed + 2), 2)))
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     # Whole: of few programs, only what they write is compared, and a grid may end too early.
