@@ -89,8 +89,8 @@ def residual_rms_norm_kernel(
 # ## Its launcher
 #
 # x and the residual have the same shape and dtype (float32, float16 or bfloat16), with any number of dimensions, any
-# strides and any number of rows. There can be more than 2^31 elements. Compute in float32, so that each result is
-# rounded only once, when you store it.
+# strides, any number of rows and up to 16,384 columns. There can be more than 2^31 elements. The weight is a contiguous
+# vector in the same dtype. Compute in float32, so that each result is rounded only once, when you store it.
 
 
 # %% grade_id="launcher"

@@ -111,9 +111,9 @@ def softmax_topk_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x is a matrix (batch, vocabulary) or has more dimensions, with any strides, in float32, float16 or bfloat16. k is
-# between 1 and 16, and at most the number of columns. There can be more than 2^31 elements. The indices are int64, as
-# in PyTorch.
+# x is a matrix (batch, vocabulary) or has more dimensions, with any strides, in float32, float16 or bfloat16. There can
+# be no rows, up to 16,384 columns, and more than 2^31 elements. k is between 1 and 128, and at most the number of
+# columns. The indices are int64, as in PyTorch.
 
 
 # %% grade_id="launcher"
@@ -180,8 +180,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** We try k from 1 to 16, ties, -inf, odd widths, views, three dtypes and one wide
-# row.
+# **Does it compute the right thing?** We try k from 1 to 70, ties, NaN, -inf, odd widths, views, three dtypes and one
+# wide row.
 
 # %% grade_id="values" points=8
 check_values(softmax_topk, reference, topk_cases(seed=7), unlike=TOPK_MISTAKES, name="values")

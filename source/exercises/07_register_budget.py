@@ -211,8 +211,8 @@ def compiled_tile(uses, settings, device):
 compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
 # %% [markdown]
-# The settings are `{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}`, all powers of two. `uses` is from 8 to
-# 64.
+# The settings are `{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}`, all powers of two. `uses` is a whole number
+# from 8 to 64.
 
 
 # %% grade_id="tile-settings-answer"

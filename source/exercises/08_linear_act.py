@@ -142,8 +142,9 @@ table(("operands", "instruction", "TFLOP/s"), rows)
 # ## Your kernel
 #
 # `tl.program_id(0)` selects the tile's rows and `tl.program_id(1)` its columns. You're given the strides, so x and
-# weight can have any layout, and you don't have to copy them. x can have more than 2^31 elements. ACTIVATION is a
-# string that's known at compile time, so an `if` on it costs no time when the kernel runs.
+# weight can have any layout, and you don't have to copy them. x can have more than 2^31 elements. M and K can be 0: a
+# sum of no products is 0. ACTIVATION is a string that's known at compile time, so an `if` on it costs no time when the
+# kernel runs.
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
 # you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the

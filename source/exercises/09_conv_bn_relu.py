@@ -5,7 +5,7 @@
 # three kernels for that and yours will need one: an implicit GEMM that computes where its pixels are, with batch norm
 # folded into its epilogue. Allow about 75 minutes, after [lesson 09](../notebooks/09_convolution.ipynb). The lesson has
 # all the parts, except that its filters are square and its weights contiguous. Here, filters can have any height and
-# width, and both tensors any memory layout.
+# width, and both tensors any memory layout. There may be no image.
 #
 # **The formula**, for output pixel $(p, q)$ of an image and output channel $k$, where $x$ is 0 outside the image:
 #

@@ -156,9 +156,10 @@ def attention_scores_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. valid is a contiguous
-# (batch, seq) tensor of bool, true for real keys and false for padding. A score of NaN or +infinity that the mask hides
-# may be NaN, as in the formula's sum, or count as -inf. No query sees only scores of -inf.
+# q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. The batch may be
+# empty. valid is a contiguous (batch, seq) tensor of bool, true for real keys and false for padding. A score of NaN or
+# +infinity that the mask hides may be NaN, as in the formula's sum, or count as -inf. No query sees only scores of
+# -inf.
 
 
 # %% grade_id="launcher"
@@ -235,8 +236,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** The cases have lengths that no tile divides, several heads, various strides, large
-# scores, NaN and inf. All keys are valid.
+# **Does it compute the right thing?** The cases have lengths that no tile divides, several heads, various strides,
+# large scores, NaN and inf. All keys are valid.
 
 # %% grade_id="values" points=6
 check_values(
