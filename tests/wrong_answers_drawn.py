@@ -286,6 +286,12 @@ WRONG = {
         },
     },
     "09_conv_bn_relu": {
+        "NaN in gamma dropped": {
+            "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)": "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)\n    scale = tl.where(scale == scale, scale, 0.0)",
+        },
+        "variance at least 0, NaN dropped": {
+            "tl.rsqrt(tl.load(var_ptr + k, mask=exists, other=1.0) + eps)": "tl.rsqrt(tl.maximum(tl.load(var_ptr + k, mask=exists, other=1.0), 0.0) + eps)",
+        },
         "stride 3 at most": {
             "STRIDE=stride": "STRIDE=min(stride, 3)",
         },
@@ -944,6 +950,8 @@ TOLD = {
     ("06_softmax_topk", "a row of -inf is 0"): "-inf alone, are NaN",
     ("08_linear_act", "K = 0 is 0"): "K = 0: each sum is 0",
     ("08_linear_act", "K = 0 is not launched"): "K = 0: each sum is 0",
+    ("09_conv_bn_relu", "NaN in gamma dropped"): "what happens to NaN in gamma",
+    ("09_conv_bn_relu", "variance at least 0, NaN dropped"): "what happens to NaN in gamma",
     ("10_attention_scores", "a maximum of +inf is 0"): "what happens to inf",
     ("10_attention_scores", "scores at most 3e38"): "what happens to inf",
     ("10_attention_scores", "weights below 1e-9 dropped"): "small weights: in float32",

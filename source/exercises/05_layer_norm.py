@@ -98,8 +98,8 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
 # ## Its launcher
 #
 # x can have any number of dimensions and any strides, in float32, float16 or bfloat16, and more than 2^31 elements.
-# Normalise over the last dimension, up to 16,384 columns wide. There may be no rows. The weight and bias are contiguous
-# vectors of that width, in x's dtype.
+# Normalise over the last dimension, up to 16,384 columns wide. There can be any number of rows, including zero. The
+# weight and bias are contiguous vectors of that width, in x's dtype.
 
 
 # %% grade_id="launcher"

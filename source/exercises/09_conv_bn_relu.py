@@ -5,7 +5,7 @@
 # three kernels for that and yours will need one: an implicit GEMM that computes where its pixels are, with batch norm
 # folded into its epilogue. Allow about 75 minutes, after [lesson 09](../notebooks/09_convolution.ipynb). The lesson has
 # all the parts, except that its filters are square and its weights contiguous. Here, filters can have any height and
-# width, and both tensors any memory layout. There may be no image.
+# width, and both tensors any memory layout. There can be any number of images, including zero.
 #
 # **The formula**, for output pixel $(p, q)$ of an image and output channel $k$, where $x$ is 0 outside the image:
 #
@@ -72,8 +72,8 @@ print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g}
 # ## Your kernel
 #
 # `tl.program_id(0)` counts tiles of output pixels across all images, and `tl.program_id(1)` counts tiles of output
-# channels. Store the result with its channels last in memory: (pixels, out_channels), contiguous. `pixels` is the total
-# number of output pixels in all images.
+# channels. It's easiest to store the result with its channels last in memory: (pixels, out_channels), contiguous.
+# `pixels` is the total number of output pixels in all images.
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton, under `@triton.jit` alone; around them,
 # you may allocate, view, copy and launch. You get no points for results computed by PyTorch. `fusion check` and the
@@ -259,7 +259,7 @@ hint
 check_values(conv_bn_relu, reference, conv_cases(seed=9), unlike=CONV_MISTAKES, name="convolution")
 
 # %% [markdown]
-# **Is batch norm folded correctly?** Expect a bias, a negative gamma and very small variances.
+# **Is batch norm folded correctly?** Expect a bias, a negative gamma, NaN and very small variances.
 
 # %% grade_id="batch_norm" points=2
 check_values(

@@ -125,10 +125,10 @@ def layer_norm_int8_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x has any number of dimensions and any strides, in float32, float16 or bfloat16, with up to 16,384 columns, and
-# possibly no rows. weight and bias are contiguous vectors of finite numbers, as wide as its last dimension and in its
-# dtype. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the last dimension.
-# There may be more than 2^31 elements.
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16, with any number of rows, including
+# zero, and up to 16,384 columns. weight and bias are contiguous vectors of finite numbers, as wide as its last
+# dimension and in its dtype. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the
+# last dimension. There may be more than 2^31 elements.
 
 
 # %% grade_id="launcher"

@@ -12,6 +12,7 @@ INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where 
 FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the loop over all of them"
 EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
 STRIDES = "the strides: four for x and four for the weight, which may be in any order in memory"
+NAN_IN_VECTORS = "what happens to NaN in gamma, beta, the mean or the variance: a channel with one is NaN, and no other"
 NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
 
 
@@ -115,7 +116,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
 def batch_norm_cases(
     seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 16, 4, 4, 16), (2, 7, 5, 3, 20))
 ) -> list[Case]:
-    """Return calls whose batch norm matters: alone, with a bias, with negative gamma, with large means,
+    """Return calls whose batch norm matters: alone, with a bias, with negative gamma, with large means, with NaN,
     with hardly any variance.
 
     Args:
@@ -139,6 +140,10 @@ def batch_norm_cases(
         far = draw.normed(draw.call("means to 1000", mean, *shapes, padding=1))
         means = torch.linspace(-1000, 1000, out, device=far.inputs[5].device)
         found.append(replace(far, inputs=(*far.inputs[:5], means, *far.inputs[6:])))
+        unknown = draw.normed(draw.call("NaN in batch norm's vectors", NAN_IN_VECTORS, *shapes, padding=1))
+        for place, vector in enumerate(unknown.inputs[3:7]):
+            vector[2 * place + 1] = torch.nan
+        found.append(unknown)
         # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
         for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3), (2e-5, 2e-6)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",

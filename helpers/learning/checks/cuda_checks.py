@@ -181,7 +181,7 @@ def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None
     binary."""
     requests = sum(line.requests for line in traffic.by_line.values())
     least = -(-2 * x.nbytes // (16 * WARP))  # x loaded and y stored
-    # At the end of a row, warps may be partly idle. With 4 bytes for x alone, there are 2.5 times as many requests.
+    # At the end of a row, warps may be partly idle. If x alone moves 4 bytes per thread, the factor is 2.5.
     if requests > (2 if width % (4 * WARP) else 1.25) * least:
         raise AnswerError(
             f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes per thread",

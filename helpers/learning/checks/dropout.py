@@ -41,7 +41,7 @@ def dropout_cases(
     """Return calls of a function of tensors followed by p and a seed, simplest first.
 
     Args:
-        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places, but for those in SEEDS.
+        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places, except those in SEEDS.
         tensors: (rows, cols, draw) -> the tensors of a call, where draw(*shape) is a random float32 tensor.
         shapes: (rows, cols) of the calls.
         rates: p of the calls, in turn.

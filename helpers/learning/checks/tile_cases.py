@@ -172,7 +172,7 @@ def _one_nan_score(draw, tensors: int) -> tuple:
 
 
 def _one_infinite_score(draw, tensors: int) -> tuple:
-    """Return scores of which one is +inf: the last query's with key 5. The other queries' scores with that key are
+    """Return scores with one +inf: the last query's with key 5. The other queries' scores with that key are
     -inf, so it has no weight, whether they see it or not."""
     q, k, *v = _one_nan_score(draw, tensors)
     q[:, :, -1, 3] = 1.0
