@@ -226,7 +226,7 @@ check_values(layer_norm_int8, reference, code_cases(12), unlike=INT8_MISTAKES, n
 
 # %% [markdown]
 # **Is it fused?** It should be one launch that reads x once, writes both results once, and reads weight and bias at
-# most once per row. It mustn't spill registers for rows of 8192 on an A100.
+# most once per row, in float32 and in bfloat16. It mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=3
 wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device), 1e-5, 1.0

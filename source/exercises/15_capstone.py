@@ -439,6 +439,8 @@ shares = (0.1, 0.25, 0.5, 0.9)
 questions = [
     (1, 8, 0.5),
     (3, 5, 0.99),
+    (2, 7, 1.0),
+    (5, 2, 0.0),
     *draw_questions(15, 4, range(2, 100), range(2, 300), shares),
 ]
 check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")

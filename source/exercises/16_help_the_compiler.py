@@ -150,8 +150,8 @@ asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + act
 check_values(gated_norm, reference, asked, unlike=SILU_NORM_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is it fused?** It should be one launch that reads x and up once and writes the result once. It mustn't spill
-# registers for rows of 8192 on an A100.
+# **Is it fused?** It should be one launch that reads x and up once and writes the result once, in float32 and in
+# bfloat16. It mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=2
 wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
