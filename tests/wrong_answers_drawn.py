@@ -286,6 +286,9 @@ WRONG = {
         },
     },
     "09_conv_bn_relu": {
+        "ReLU of -inf is NaN": {
+            "y = tl.where(y < 0, 0.0, y)": "y = tl.where(y < 0, 0.0 * y, y)",
+        },
         "NaN in gamma dropped": {
             "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)": "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)\n    scale = tl.where(scale == scale, scale, 0.0)",
         },

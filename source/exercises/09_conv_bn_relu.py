@@ -15,7 +15,7 @@
 # $$y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
 #
 # x, w and b are float16. The sum and batch norm's four vectors are float32. y is float16, rounded once. As in PyTorch,
-# ReLU passes NaN on. `tl.maximum(y, 0.0)` doesn't, because it drops NaN.
+# ReLU turns -infinity into 0 and passes NaN on. `tl.maximum(y, 0.0)` doesn't pass it on, because it drops NaN.
 #
 # **The picture**: a 3 x 2 filter on a 4 x 5 image, with padding 1 and stride 1, for one output pixel:
 

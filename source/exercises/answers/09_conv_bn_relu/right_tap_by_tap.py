@@ -45,7 +45,7 @@ def conv_bn_relu_kernel(
         tl.load(v_ptr + k, mask=k < K, other=1.0) + eps
     )
     s += tl.load(beta_ptr + k, mask=k < K, other=0.0)
-    s = tl.where(s < 0, s * 0, s)
+    s = tl.where(s < 0, 0.0, s)
     tl.store(
         y_ptr + p[:, None] * K + k, s.to(y_ptr.dtype.element_ty), mask=(p[:, None] < P) & (k < K)
     )
