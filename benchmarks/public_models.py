@@ -56,7 +56,7 @@ NOTES = (
 )
 OTHER_NOTES = (
     "The times of Mixtral and Qwen MoE are predicted too low mainly because their grouped matmuls take 1.8 and 2.0",
-    "times as long as predicted. A grouped matmul is two launches, a topk is two, and a sort of Qwen MoE about twenty;",
+    "times the predicted time. A grouped matmul is two launches, a topk is two, and a sort of Qwen MoE about twenty;",
     "the prediction counts one each. The analyser's rates were not changed after these measurements.",
 )
 ATTEMPTS = """\
