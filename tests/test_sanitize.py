@@ -1,6 +1,8 @@
 """How benchmarks/sanitize.py reads compute-sanitizer's output, and that its planted mistakes are mistakes."""
 
+import inspect
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +34,19 @@ def test_errors_are_told_by_kernel_and_line():
     what = "Invalid __global__ read of size 2 bytes", "softmax_kernel softmax.py:58"
     assert sanitize.errors_of(SAID) == ({what: 1}, 191)
     assert sanitize.errors_of(RACE) == ({("Error: Race reported between Write access", "sum_kernel sums.py:12"): 1}, 1)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_hopper_kernel", "grads_kernel"])
+def test_what_triton_adds_between_groups_of_warps_is_told_from_a_race(name):
+    """As racecheck reported it on an H100: the hand-off is at the line of `def`, all else at the line that does it."""
+    kernel = sanitize.all_kernels()[name]
+    file = Path(inspect.getfile(kernel.fn))
+    line = 1 + file.read_text().splitlines().index(f"def {name}(")
+    race = "Error: Race reported between Read access"
+    assert sanitize.is_of_warp_groups(race, f"{name} {file.name}:{line}")
+    assert not sanitize.is_of_warp_groups(race, f"{name} {file.name}:{line + 20}")
+    assert not sanitize.is_of_warp_groups(race, f"linear_act_kernel {file.name}:{line}")
+    assert not sanitize.is_of_warp_groups("Invalid __global__ read of size 2 bytes", f"{name} {file.name}:{line}")
 
 
 def test_what_was_stopped_is_not_taken_for_clean():
@@ -68,7 +83,7 @@ def test_the_kernels_of_a_case_are_named():
     case = sanitize.Case("rms_norm", (5, 127), torch.float32, 1)
     with triton_launches() as seen:
         sanitize.passes(case)(*sanitize.inputs_of(case, device))
-    assert {"rms_norm_kernel"} < {each.kernel.fn.__name__ for each in seen} <= sanitize.all_kernels()
+    assert {"rms_norm_kernel"} < {each.kernel.fn.__name__ for each in seen} <= {*sanitize.all_kernels()}
 
 
 def test_one_line_says_what_is_needed(monkeypatch, capsys):

@@ -204,6 +204,23 @@ def test_every_model_was_measured_or_says_why_not(record):
     assert len(public_models.compared(record)) >= 22
 
 
+def test_a_few_models_measured_later_have_their_own_date(record, monkeypatch, tmp_path):
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(record))
+    monkeypatch.setitem(public_models.PARTS, "measured", lambda name: {"eager": {"us": 1.0}})
+    public_models.take("measured", ["Mixtral"], file)
+    found = json.loads(file.read_text())
+    assert found["date"] == record["date"] < found["measured"]["Mixtral"]["date"]
+    assert all(
+        each["date"] > record["date"] for name, each in record["measured"].items() if name in public_models.OTHERS
+    )
+
+
+def test_the_page_has_both_numbers_of_a_model_measured_later(record):
+    (line,) = (each for each in public_models.page(record).splitlines() if each.startswith("| Mixtral | 289 | 324 |"))
+    assert line.split(" | ")[3:] == ["2724", "3316", "-18%", "1589", "1810", "-12%", "1.71", "1.83 |"]
+
+
 def test_the_held_out_models_are_predicted_as_the_page_says(record):
     errors = public_models.errors(record, held_out=True)
     assert max(errors["launches"]) <= 0.10
