@@ -149,10 +149,10 @@ SWEPT = {
         "to 5 % slower); 1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), "
         "and its way of tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). On an H100 a tile of 64 pixels by 128 "
         "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (3x3, 16.8 us "
-        "for 18.1 at 96 channels, 60.7 for 61.3 at 72, but 25.3 for 20.6 at 3: not kept; in a later trial, with the "
-        "tile of 256 pixels by 128 outputs alone, 16.8 for 18.9 at 96, 58.1 for 60.7 at 72, 119 for 101 at 248), for "
-        "64 outputs no tile of 128 (9 x 160 x 25 x 25, which the sweep does not have: 14.0 for 24.8; not timed beside "
-        "peers: not kept), tiles of 128 x 128 with six"
+        "for 18.1 at 96 channels, 60.7 for 61.3 at 72, but 25.3 for 20.6 at 3: not kept for 3; in a later trial, with "
+        "the tile of 256 pixels by 128 outputs alone, 16.8 for 18.9 at 96, 58.1 for 60.7 at 72, kept for both; 119 for "
+        "101 at 248), for 64 outputs no tile of 128 (kept: 9 x 160 x 25 x 25, which the sweep does not have, in a "
+        "trial 14.0 for 24.8), tiles of 128 x 128 with six"
         " stages (in trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a stride takes "
         "21 us for 19 in the record before: no cause is known. Rows that begin between halves of cache lines take the"
         " copy engine twice as long; [calls]"
@@ -172,7 +172,10 @@ SWEPT = {
         "warps from 24577 classes on where little of the last is idle (kept: 89.7 for 90.5 at 4194 x 32000); one or "
         "two blocks ahead in registers (1 to 10 % slower), evict_first or .cg (within 1 %); with at least 8192 classes "
         "half to twice the columns and warps, three blocks in flight, 24 to 64 registers, labels not checked (within "
-        "1.5 %, or slower; on an H200 8 warps take 33.9 us for 35.1 at 2048 x 32000, on an H100 46.7 for 46.2)"
+        "1.5 %, or slower; on an H200 8 warps take 33.9 us for 35.1 at 2048 x 32000, on an H100 46.7 for 46.2); on an "
+        "H100 whole rows of 13824 or 14336 at once by 8 warps (kept, in a trial: 88.3 us for 89.9 at 9362 x 14336 and "
+        "for 90.0 at 9709 x 13824), of 10000 to 32000 otherwise, or in two or four blocks (up to 22 % slower; level at "
+        "4681 x 28672), 2048 rows of 128 to 3584 columns by 1 to 32 rows, 1 to 8 warps, blocks of 128 to 4096 (no gain)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
@@ -226,7 +229,8 @@ SWEPT = {
         "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for "
         "138 at 32768, 128 for 133 at 8192); of 20481 to 32767 columns 16384 held and the rest read again (189 us for "
         "216 at 4681 x 28672, on an H100), until both blocks were summed in one exchange between warps (kept, in a "
-        "trial: 183 us for 188 there, 29.7 for 30.8 at 2048 x 10000)"
+        "trial: 183 us for 188 there, 29.7 for 30.8 at 2048 x 10000); on an H100 2048 rows of 515 by 4 warps (4.2 for "
+        "4.4), of 18432 by 32 (52.9 for 53.8), neither kept"
     ),
     "layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 2.0 us for 2.7 at 2048 x "
@@ -237,11 +241,9 @@ SWEPT = {
         "columns, a multiple [by element]; on an H100 weight and bias asked for before the reductions up to 4096 "
         "columns, and one exchange between warps for both blocks (kept, in a trial: 11.3 us for 12.9 at 2048 x 2560, "
         "13.7 for 14.5 at 2048 x 3584, 14.9 for 16.3 at 2048 x 4096); with wider rows asked for so early they take up "
-        "to 1.5 times as long"
-    ),
-    "layer_norm_act": (
-        "2048 x 64, within the spread: [few microseconds]; weight and bias asked for before the reductions up to 4096 "
-        "columns, as in layer_norm (kept, though on an H100 37449 x 3584 takes 221 us for 201)"
+        "to 1.5 times as long; of 2048 rows 1 to 32 a program by 1 to 16 warps, in one block or two (kept, in a trial: "
+        "2.8 us for 3.0 at 64 columns, 2.8 for 3.1 at 128, 5.7 for 6.3 at 1024, 6.1 for 6.2 at 1000; 9.3 for 9.9 at "
+        "2048, 26.5 for 26.8 at 8192: not kept; at 256, 512, 768 and 2560 to 7168 none gains more than 2 %)"
     ),
     "layer_norm backward": (
         "2048 rows: 1 to 4 rows and warps, 64 to 255 registers, three stages or one: at 1000 columns four warps of "
@@ -279,7 +281,7 @@ SWEPT = {
         " 1024, 7.1 us for 7.4 at 768 and 3.9 for 4.3 at 256; with 8 rows by 4 warps up to 128 columns 3.1 for 3.7 at"
         " 128), one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept); "
         "half the warps for 2048 columns (kept: 12.7 us for 14.5 at 2048 x 2048), half the rows per program for 127 "
-        "(kept: 380 for 398)"
+        "(kept: 380 for 398), two rows of 768 (7.1 for 7.3) and one block of 64 (2.8 for 2.9: neither kept)"
     ),
     "residual_rms_norm backward": (
         "as rms_norm's, with which it shares the kernel; rows of 16385 to 32768 columns read again from L1 in one pass "
@@ -298,7 +300,10 @@ SWEPT = {
         "17.3 us for 18.1 at 2048 x 5120, 37.3 for 38.8 at 2048 x 12288, 314 for 334 at 10922 x 12289); twice the "
         "warps for 1025 to 8192 columns (in a trial 13.0 for 14.6 at 2048 x 4096, in the sweep 14.3 for 14.8 there and "
         "293 for 180 at 52429 x 2560: not kept), half of them for 12289 (in a trial 236 for 319 at 10922 rows, in the "
-        "sweep 309 for 318: not kept)"
+        "sweep 309 for 318: not kept); on an H100, of 2048 rows 1 to 32 a program by 1 to 16 warps, in one block or "
+        "two (kept, in a trial: 4.9 us for 5.3 at 768 columns, 5.6 for 5.7 to 5.8 at 1000 and 1024, 10.2 for 11.0 at "
+        "2047, 8.5 for 8.7 at 2048; 2.5 for 2.8 at 64: not kept; at 128, 256, 512 and 2560 to 8192 none gains more "
+        "than 2 %)"
     ),
     "rms_norm backward": (
         "rows of 2560 to 12288 columns loaded two turns ahead (kept: 283 us for 372 at 52429 x 2560, 293 for 427 at "
@@ -330,7 +335,8 @@ SWEPT = {
         "512 to 10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain); on an H100 both blocks of a "
         "row asked for before the first is reduced, and one exchange between warps for both (kept, in a trial: 12.2 "
         "us for 13.8 at 2048 x 3584, 30.2 for 32.6 at 2048 x 10000), so that aligned rows of up to 16384 columns no "
-        "longer need the packed kernel"
+        "longer need the packed kernel; 2048 rows of 64 to 768 columns in one block by other rows and warps (level), "
+        "18432 to 32768 by 8 to 32 warps (1 to 42 % slower)"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns "
@@ -343,7 +349,10 @@ SWEPT = {
         "alone); [few microseconds]; [clusters]; [calls]; on an H100 held packed from 8193 columns on (kept: 268 us "
         "for 327 at 9709 x 13824, 272 for 300 at 13422 x 10000); both blocks asked for before the first is reduced "
         "(kept: no trial beside peers is recorded); 2048 rows of up to 512 columns by 4 warps (in a sweep without "
-        "QuACK 4.8 us for 5.6 at 512, 4.0 for 4.3 at 256, 3.1 for 3.2 at 64, but 3.8 for 3.1 at 128: not kept)"
+        "QuACK 4.8 us for 5.6 at 512, 4.0 for 4.3 at 256, 3.1 for 3.2 at 64, but 3.8 for 3.1 at 128), then in one "
+        "block, 8 to 2 rows a program (kept, in a trial: 3.5 us for 3.7 at 256, 4.6 for 4.8 at 512, 2.5 for 2.6 at 64, "
+        "2.9 for 3.0 at 128), in the sweep 4.0 for 4.3 at 256 and no gain else; more rows of 768 to 1536 (1 to 3 % "
+        "faster: not kept)"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
@@ -352,7 +361,7 @@ SWEPT = {
         "more threads (kept: 2.5 us for 4.1 at 128 columns); many rows of 128: no trial is recorded; [calls]; 1000 "
         "columns, a multiple [by element]; on an H200 2048 rows of 64 to 256 columns in one block by 4 warps (2.2 us "
         "for 2.9 at 128; not measured on an H100, not kept), of 515 by other rows, warps and blocks (1.2 to 2 times as "
-        "long with 260617 rows)"
+        "long with 260617 rows; on an H100 1.23 to 1.55 times), 2048 rows of 64 by fours (3.1 for 3.2: not kept)"
     ),
     "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }

@@ -15,23 +15,20 @@ LARGE_TILES = 227 * 2**10  # bytes of shared memory that a program may use at co
 
 
 def padded_empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised tensor of `shape`, like's dtype and device, with rows that start at multiples of 16
-    bytes."""
+    """Return an uninitialised tensor of `shape`, like's dtype and device, its rows at multiples of 16 bytes."""
     unit = ALIGNMENT // like.element_size()
     columns = cdiv(shape[-1], unit) * unit
     return torch.empty((*shape[:-1], columns), dtype=like.dtype, device=like.device)[..., : shape[-1]]
 
 
 def row_strides(x: torch.Tensor) -> list[int]:
-    """Return x's strides except the last, in elements. A dimension of size 1 may have any stride, so it gets a valid
-    one."""
+    """Return x's strides except the last, in elements. A dimension of size 1 may have any, so it gets a valid one."""
     unit = ALIGNMENT // x.element_size()
     return [stride if size > 1 else unit for size, stride in zip(x.shape[:-1], x.stride(), strict=False)]
 
 
 def describable(x: torch.Tensor) -> torch.Tensor:
-    """Return x if a descriptor can describe it, else (unaligned strides or start, or expanded) a copy that one can
-    describe."""
+    """Return x if a descriptor can describe it, else (unaligned strides or start, or expanded) a copy."""
     unit = ALIGNMENT // x.element_size()
     apart = all(stride > 0 and stride % unit == 0 for stride in row_strides(x))
     if apart and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % ALIGNMENT == 0:

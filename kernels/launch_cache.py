@@ -199,8 +199,7 @@ def _descriptor_of(base: Tensor | None, like):
 
 
 def _plainly() -> bool:
-    """Return whether a call now would only take plain tensors and return its result, without autograd, modes or
-    tracing."""
+    """Return whether a call now would only take plain tensors and return its result: no autograd, mode or tracing."""
     return not (
         torch.compiler.is_compiling()  # first, so that torch.compile traces no further
         or not enabled

@@ -78,8 +78,7 @@ def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Compute Philox4x32-10 in PyTorch: four int64 tensors of values below 2^32, from four such counters of one
-    shape."""
+    """Compute Philox4x32-10 in PyTorch: four int64 tensors of values below 2^32, from four such counters."""
     low_bits = 2**32 - 1
     keys = [seed & low_bits, seed >> 32 & low_bits]
     c0, c1, c2, c3 = counters

@@ -175,8 +175,7 @@ def adamw(
         grads: their gradients, of the same shapes and dtype; only read (torch.optim writes the unscaled gradients
             back).
         exp_avgs, exp_avg_sqs: both moments, either all in the parameters' dtype, as in torch.optim, or all in fp32.
-        step: this step's number, counting from 1: an int, or an fp32 tensor of one element on the device. It isn't
-            changed.
+        step: this step's number, counting from 1: an int, or an fp32 tensor of one element on the device; only read.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
         grad_scale: the loss's scale, an fp32 tensor of one element. Gradients are divided by it, in fp32.
         found_inf: an fp32 tensor of one element. If it isn't 0, nothing is written.

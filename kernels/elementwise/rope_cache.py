@@ -7,8 +7,7 @@
 
 A program owns some heads of one token: queries, or keys and their values. The cache has the layout that
 kernels.paged_attention reads: (pages, key heads, page_size, dim). `slots` has each token's place in it, page *
-page_size + position in the page. A token whose slot is -1, vLLM's padding, or beyond the cache is rotated but not
-written.
+page_size + position in the page. A token with slot -1, vLLM's padding, or beyond the cache is rotated, not written.
 
 If q_weight and k_weight are given, RMSNorm is applied to each head before the rotation, as in Qwen 3.
 

@@ -52,8 +52,7 @@ def alignment(*lengths: int) -> int:
     """Return a kernel's ALIGN: the largest power of two that divides all lengths, or 1 if that is 16 or more.
 
     Triton itself only checks whether an argument is divisible by 16, nothing smaller. In bf16, each row of 1000 columns
-    starts at a multiple of 16 bytes. But unless it knows that 8 divides 1000, the compiler loads and stores single
-    elements.
+    starts at a multiple of 16 bytes. Unless it knows that 8 divides 1000, the compiler loads single elements.
     """
     divisor = math.gcd(16, *lengths)
     return 1 if divisor == 16 else divisor

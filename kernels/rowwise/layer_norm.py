@@ -7,8 +7,7 @@
     backward  read the gradient and x, write x's gradient                   12 B/element in fp32
 
 One program owns whole rows, so mean and variance never leave it. A row is split into two blocks: a power of two that
-every row fills, and a masked rest. Rows of more than 32768 columns do not fit in registers and are read twice, in
-chunks.
+every row fills, and a masked rest. Rows of more than 32768 columns don't fit in registers: they are read twice.
 
 The variance is the mean of squared deviations, because E[x^2] - E[x]^2 loses every digit if the mean is large. Each
 row's first element is subtracted before summing. That changes neither deviations nor variance, but makes a large mean
@@ -132,13 +131,24 @@ def layer_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+def settings(rows: int, cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return norm_settings. Few rows of 513 to 1024 columns share a program by twos, of 64 or 128 by eights in one
+    block, with more warps: 0.88 to 1 of the time (H100, bf16)."""
+    chosen = norm_settings(cols, dtype, *strides)
+    if rows < 4096 and 512 < cols <= 1024 and aligned(cols, dtype.itemsize):
+        chosen |= {"BLOCK_ROWS": 2, "num_warps": 2}
+    elif rows < 4096 and cols in (64, 128):
+        chosen |= {"HEAD": cols, "TAIL": 1, "BLOCK_ROWS": 8, "num_warps": cols // 16}
+    return chosen
+
+
 def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
     """Return y, and write mean and rstd if given."""
     y = like(x)
     if y.numel():
         x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
         rows, cols = x.shape
-        chosen = norm_settings(cols, x.dtype, x.stride(0))
+        chosen = settings(rows, cols, x.dtype, x.stride(0))
         with torch.cuda.device_of(x):
             layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, weight, bias, y, mean, rstd, rows, cols, x.stride(0), eps, ACT=act, **chosen
@@ -343,8 +353,7 @@ def layer_norm_columns_kernel(
 def backward_settings(
     cols: int, dtype: torch.dtype, act: str | None, shared_memory: int, tensors: int = 2
 ) -> tuple[int, dict]:
-    """Return layer_norm_backward_kernel's programs per SM and settings for `tensors` inputs with rows of `cols`
-    columns.
+    """Return layer_norm_backward_kernel's programs per SM and settings for `tensors` inputs with `cols` columns.
 
     Next to weight and two sums, 255 registers per thread hold 32 elements of a row; with an activation's gradient, 128
     hold 16. So few warps fit on an SM, and rows are prefetched if two of them fit in a program's `shared_memory`, in
@@ -435,8 +444,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        weight, bias: (cols,), of any floating-point dtype, on x's device; if not given, a small launch each makes ones
-            and zeros.
+        weight, bias: (cols,), of any floating-point dtype, on x's device; by default, small launches make 1 and 0.
         eps: added to the variance, as fp32; a constant row becomes bias, or NaN if eps is 0.
 
     Returns:
@@ -445,8 +453,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
     Raises:
         TypeError: an argument is not a floating-point tensor.
-        ValueError: x has no dimension, weight or bias is not (cols,), the devices differ, or kernels do not run on that
-            device here.
+        ValueError: x has no dimension, weight or bias is not (cols,), the devices differ, or have no kernels here.
     """
     check_alike("layer_norm", x=x)
     weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
@@ -473,7 +480,7 @@ def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
     """Return layer_norm_kernel's arguments and settings at a shape."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x[0], x, None, None, rows, cols, cols, 1e-5), {"ACT": act, **norm_settings(cols, dtype)}
+    return (x, x[0], x[0], x, None, None, rows, cols, cols, 1e-5), {"ACT": act, **settings(rows, cols, dtype)}
 
 
 OP = FusedOp(
@@ -482,7 +489,7 @@ OP = FusedOp(
     reference=layer_norm_reference,
     work=work_per_element(7, tensors=(1, 1), vectors=(2, 0)),  # costs.LAYER_NORM
     kernel=layer_norm_kernel,
-    settings=norm_settings,
+    settings=settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -54,8 +54,7 @@ def layer_norm_act(
 
 
 class LayerNormAct(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm and an activation, computed by layer_norm_act. Takes torch.nn.LayerNorm's arguments, and act
-    by name."""
+    """torch.nn.LayerNorm and an activation by layer_norm_act. Takes torch.nn.LayerNorm's arguments, and act by name."""
 
     def __init__(self, *arguments, act: str = "gelu_tanh", **options):
         super().__init__(*arguments, **options)
@@ -84,7 +83,7 @@ OP = FusedOp(
     reference=layer_norm_act_reference,
     work=work_per_element(costs.LAYER_NORM + costs.GELU_TANH, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm.layer_norm_kernel,
-    settings=layer_norm.norm_settings,
+    settings=layer_norm.settings,
     inputs=layer_norm.OP.inputs,
     compile_arguments=partial(layer_norm.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

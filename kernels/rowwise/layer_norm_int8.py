@@ -192,8 +192,7 @@ def layer_norm_int8_reference(
 
 
 def layer_norm_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic: 11 operations per element; x, weight and bias in once, q and scales out
-    once."""
+    """Return FLOPs and minimum traffic: 11 operations per element; x, weight and bias in, q and scales out, once."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     bytes_read = (elements + 2 * shape[-1]) * dtype.itemsize
     return Work(flops=(costs.LAYER_NORM + 4) * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)

@@ -7,8 +7,7 @@ Every layer of Llama starts like this: y goes into the layer, s is the next laye
               already, write y
 
 PyTorch's RMSNorm is one launch on a GPU; on a CPU it is unfused and moves more bytes. Every program rereads the weight
-from L2, so DRAM supplies it once. Rows of more than 32768 columns do not fit in registers and are read twice, in
-chunks.
+from L2, so DRAM supplies it once. Rows of more than 32768 columns don't fit in registers: they are read twice.
 
 s, x and residual have the same gradient. rms_norm's backward kernel adds s's own gradient to the one through the norm
 before it writes the result: 16 B/element in fp32.

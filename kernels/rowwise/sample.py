@@ -161,8 +161,7 @@ def sample(
             draws the same tokens. Each row has its own random numbers.
         temperature: 0 for the largest logit, the first of them on a tie; otherwise at least 0.01. Its inverse is
             rounded to fp32.
-        top_k: keep a token if fewer than top_k have a larger logit, so all tokens that tie with the k-th stay; 0 keeps
-            all.
+        top_k: keep a token if fewer than top_k have a larger logit, so all that tie with the k-th stay; 0: all.
         top_p: keep a token if those with a larger logit have less than top_p, as fp32, of the probability; 0 to 1. Both
             filters use the probabilities of all tokens. The most probable token always stays, with all that tie with
             it.

@@ -40,8 +40,7 @@ def sums_of_programs_kernel(
 
 
 def launch_of(programs: int, cols: int) -> tuple[int, dict]:
-    """Return the number of programs per vector, BLOCK_ROWS, BLOCK_COLS and num_warps. A block has at least 128 bytes
-    per row."""
+    """Return programs per vector, BLOCK_ROWS, BLOCK_COLS and num_warps. A block has at least 128 bytes per row."""
     block_rows = min(128, next_power_of_2(programs))
     block_cols = min(4096 // block_rows, max(32, next_power_of_2(cols)))
     return cdiv(cols, block_cols), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "num_warps": 8}

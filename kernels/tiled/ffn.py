@@ -78,8 +78,7 @@ def ffn_gated_kernel(
 
 
 def settings(dtype: torch.dtype) -> dict:
-    """Return the tile and launch options for a dtype: half of linear_act's tile, because a program has two
-    accumulators."""
+    """Return a dtype's tile and launch options: half of linear_act's tile, because a program has two accumulators."""
     chosen = linear_settings(dtype)
     del chosen["PRECISION"]
     return chosen | {"BLOCK_N": chosen["BLOCK_N"] // 2}

@@ -255,8 +255,7 @@ def linear_act(
 
     Returns:
         A contiguous tensor of shape (..., N) and x's dtype (under autocast, autocast's). Products are summed in fp32
-        (fp64 for fp64 inputs). Bias, activation and residual are applied in that precision, and the result is rounded
-        once.
+        (fp64 for fp64 inputs). Bias, activation and residual have that precision, and the result is rounded once.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.

@@ -16,11 +16,10 @@ output channels, for tiles stored in one part, next to cuDNN's own fused kernel:
     3x3, 64 to 64 at 56 x 56                                 328                     281
     1x1, 512 to 2048 at 14 x 14    403          463          451                     491
 
-Results with few tiles need other tile sizes. In us, from another run (the tile named, 128 x 64, cuDNN): 256 x 64 for
-3x3, 256 to 256 at 28 x 28 (45, 53, 48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18;
-with a stride 21, 25, 19); 16 x 64 in steps of 256 for 1x1, 1024 to 256, one image of 14 x 14 (4.3 in a later run; 32 x
-64 takes 4.9, cuDNN 5.3). Large tiles are stored in halves, which leaves shared memory for a fourth stage: 1x1, 512 to
-2048 at 14 x 14 takes 28, in one part 30, cuDNN 28.
+Few tiles need other sizes. In us, from another run (the tile named, 128 x 64, cuDNN): 256 x 64 for 3x3, 256 to 256 at
+28 x 28 (45, 53, 48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18); 16 x 64 in steps of
+256 for 1x1, 1024 to 256, one image of 14 x 14 (4.3; 32 x 64 takes 4.9, cuDNN 5.3). Large tiles are stored in halves,
+which leaves room for a fourth stage: 1x1, 512 to 2048 at 14 x 14 takes 28, in one part 30, cuDNN 28.
 
 **Runs.** For all other channels, sizes and strides, if the copies cost less than they save. With channels last, a row
 of the filter covers adjacent pixels: a run of taps_w * channels contiguous elements. x is copied once, so that each
@@ -56,6 +55,7 @@ HALF_LINE = 32  # elements of 16 bits in half a cache line
 # resident tiles on an H200 in microseconds: per step of 64 input channels or fewer, and to start and end.
 TILES = (
     (256, 128, 64, 8, 4, 1, 0.69, 2.0),
+    (256, 128, 32, 8, 6, 1, 0.39, 2.0),
     (128, 256, 64, 8, 4, 1, 0.70, 2.0),
     (128, 64, 64, 4, 4, 2, 0.41, 1.0),
     (256, 64, 64, 4, 4, 1, 0.365, 1.5),
@@ -207,8 +207,9 @@ def fastest(
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
 
-    deep = [tile for tile in TILES if tile[2] <= max(128, channels)]
-    pixels, out, _, warps, stages, at_once, _, _ = tile = min(deep, key=time)
+    widest = max(64, next_power_of_2(out_channels))
+    fitting = [tile for tile in TILES if tile[2] <= max(128, channels) and tile[1] <= widest]
+    pixels, out, _, warps, stages, at_once, _, _ = tile = min(fitting, key=time)
     box_n, box_h, box_w = box_of_pixels(pixels, images, height, width)
     chosen = {"BOX_N": box_n, "BOX_H": box_h, "BOX_W": box_w, "BLOCK_OUT": out, "BLOCK_IN": block_in(tile)}
     chosen |= {"PARTS": max(1, pixels * out // 2**14), "num_warps": warps, "num_stages": stages}

@@ -99,16 +99,16 @@ def settings(
     Rows of up to 2 KB share a warp, which reads 4 KB at once, or 2 KB if the rows have edges. A wider row is read block
     by block: up to 16 KB by one warp, 2 KB at a time; up to 48 KB by 4 warps, 1 KB each (starting at 8 KB if there are
     few rows); above that by 16 warps, by 8 if blocks of 16 KB would leave more of the last one idle, or by up to 32 if
-    there are too few rows for the SMs. Many aligned rows that nearly fill a block of 8 or 16 KB are read at once, 2 KB
-    per warp. Rows of 1 to 8 KB that would leave an eighth of such blocks idle also share a warp, at most 1 KB of each
+    there are too few rows for the SMs. Many aligned rows that nearly fill a block of 8 to 32 KB are read at once, 2 or
+    4 KB per warp. Rows of 1 to 8 KB that would leave an eighth of such blocks idle share a warp, at most 1 KB of each
     at a time; if there are few, each has a warp of its own with the next 2 KB in flight. With few rows, a warp takes at
     most 4. `debug` checks labels, not overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
     block_rows, warps, stages = 1, 1, 1
-    if not few and not unaligned and 2 * cached < whole <= 8 * cached and 7 * block <= 8 * whole:
-        warps = block // cached
+    if not few and not unaligned and 2 * cached < whole < 16 * cached and 5 * block <= 6 * whole:
+        warps = min(8, block // cached)
     elif (cached if few else cached // 2) < whole <= 4 * cached and 8 * block > 9 * whole:
         block = cached // 2 if 4 * cached * cdiv(whole, cached // 2) <= 9 * whole else cached // 4
         block_rows, stages = (1, 3) if few else (cached // block, 1)

@@ -298,6 +298,18 @@ def test_forward_moves_16_bytes_at_a_time_and_does_not_spill(name, cols):
     assert compiled.spill_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "layer_norm_act"])
+@pytest.mark.parametrize("cols", [64, 128, 768, 1000, long(1024)])
+def test_few_rows_that_share_a_program(name, cols, device, poisoned):
+    """The last program has fewer rows."""
+    op = CATALOGUE[name]
+    inputs = op.inputs(11, cols, dtype=torch.bfloat16, device=device)
+    assert_as_accurate(op.fused(*inputs), op.reference(*inputs), op.reference(*doubled(inputs)))
+    arguments, options = op.compile_arguments(2048, cols, dtype=torch.bfloat16)
+    assert options["BLOCK_ROWS"] > 1
+    assert compile_for(op.kernel, *arguments, device="H100", **options).spill_bytes == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "cols"), [(37, 33), (19, 1025), long(9, 16391)])
 def test_gradients_of_many_rows_that_begin_anywhere(rows, cols, dtype, device, monkeypatch, poisoned):

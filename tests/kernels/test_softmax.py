@@ -34,6 +34,14 @@ def test_gradients_of_rows_of_16_bits(tier, device, cols):
     assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight.double()))
 
 
+@pytest.mark.parametrize("cols", [64, 256, 512])
+def test_gradients_of_few_rows_that_share_a_program(device, cols):
+    assert plain.backward_settings(2048, cols, torch.bfloat16)["BLOCK_ROWS"] > 1
+    x, weight = torch.randn(2, 11, cols, device=device).bfloat16()
+    ours, theirs = (with_gradients(function, [x], weight) for function in (softmax, softmax_reference))
+    assert_as_accurate(ours, theirs, with_gradients(softmax_reference, [x.double()], weight.double()))
+
+
 @BOTH
 @pytest.mark.parametrize("cols", [65, 20000, 33000])
 def test_masked_rows(tier, device, cols):
@@ -122,7 +130,7 @@ def test_the_plain_kernels_do_not_spill(gpu, cols):
     arguments, options = plain.OP.compile_arguments(*x.shape, dtype=x.dtype)
     assert compile_for(plain.softmax_kernel, *arguments, device=gpu, **options).spill_bytes == 0
     if cols <= 16384:
-        chosen = plain.backward_settings(cols, x.dtype)
+        chosen = plain.backward_settings(len(x), cols, x.dtype)
         kernel = plain.softmax_backward_kernel
         assert compile_for(kernel, x, x, x, *x.shape, cols, device=gpu, **chosen).spill_bytes == 0
 
