@@ -119,11 +119,14 @@ def test_a_small_probability_may_be_as_far_off_as_its_rounded_exponent_makes_it(
         ("03_fused_add_gelu", "right_two_dimensional_grid", 3009, 3000, "values"),
         ("03_fused_add_gelu", "right_two_dimensional_grid", 3425, 3400, "other-values"),
         ("05_layer_norm", "right_welford", 3304, 3300, "other-values"),
+        ("16_help_the_compiler", "the model answer", 3030, 3000, "values"),
+        ("16_help_the_compiler", "up first", 3182, 3100, "values"),
     ],
 )
 def test_an_error_is_measured_by_what_was_rounded(exercise, answer, draw, sizes, check, tmp_path):
     """On these draws right answers were once refused: a product nearly cancelled the bias in each of a row's two
-    columns, or all sums were so far below 0 that GELU's values were small and only their errors were not."""
+    columns, or all sums were so far below 0 that GELU's values were small and only their errors were not, or PyTorch's
+    own roundings of a row's only element happened to cancel."""
     with contextlib.redirect_stdout(io.StringIO()):
         run = server.RunExercise(model_draws.right_answers(exercise)[answer], draw, tmp_path, sizes)
         outcome = run.run_check(check, {}, tmp_path)
