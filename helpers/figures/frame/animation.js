@@ -1,5 +1,6 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
 const LINE = 19; // pixels between the lines of a title
+const OUTLINE = 1.5; // pixels of the line around a tile that was read or is in flight
 const LETTER = 12; // pixels of a text above its baseline
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 const [FAINTEST, STRONGEST] = [3, 5]; // contrast on a dark page: of the faintest bar, and of one without opacity
@@ -122,24 +123,31 @@ function render({ model, el }) {
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
     lookAtTheme();
-    const shown = scene.bars.filter(([, , , , start]) => time >= start).map(([x, y, w, h, start, end, colour, opacity]) => (
-      { x, y, h, w: w * (end > start ? Math.min(1, (time - start) / (end - start)) : 1), opacity, ...tint(colour) }));
-    for (const { x, y, w, h, opacity, faint } of shown) {
-      if (!faint || opacity === 1) continue;
+    const shown = scene.bars.filter(([, , , , start]) => time >= start).map(([x, y, w, h, start, end, colour, opacity, read]) => ({
+      x, y, h, w: w * (end > start ? Math.min(1, (time - start) / (end - start)) : 1), opacity, ...tint(colour),
+      read: read !== null && time > read,
+    }));
+    context.lineWidth = OUTLINE;
+    for (const { x, y, w, h, opacity, faint, read } of shown) {
+      if (!faint || opacity === 1 || read) continue;
       context.fillStyle = faint;
       context.fillRect(x, y, w, h);
     }
-    for (const { x, y, w, h, opacity, strong } of shown) {
+    for (const { x, y, w, h, opacity, strong, read } of shown) {
       context.globalAlpha = opacity;
-      context.fillStyle = strong;
-      context.fillRect(x, y, w, h);
+      context.fillStyle = context.strokeStyle = strong;
+      if (read) context.strokeRect(x + OUTLINE / 2, y + OUTLINE / 2, w - OUTLINE, h - OUTLINE);
+      else context.fillRect(x, y, w, h);
     }
     context.globalAlpha = 1;
-    for (const [x0, y0, x1, y1, w, h, start, end, colour] of scene.movers) {
+    context.strokeStyle = themed.split(" ")[1]; // the text's colour
+    for (const [x0, y0, x1, y1, w, h, start, end, colour, edged] of scene.movers) {
       if (time <= start || time >= end) continue;
       const part = (time - start) / (end - start);
+      const place = [x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h];
       context.fillStyle = tint(colour).strong;
-      context.fillRect(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h);
+      context.fillRect(...place);
+      if (edged) context.strokeRect(...place);
     }
     const numbers = scene.counters.map(counted);
     numbers.forEach((text, place) => (texts[place].textContent = text));
