@@ -56,7 +56,7 @@ class MovingBox:
 class Bar:
     """A box whose width grows between two times, and stays; it appears at once where they are the same.
 
-    read: when it is read: from then on only its outline is left. None: never.
+    read: when it is read, which leaves only its outline. None: never.
     """
 
     x: float
@@ -157,7 +157,7 @@ def flight(
 
 
 def read_legend(x: float, y: float, read: str = "read") -> tuple[list[Bar], list[Note]]:
-    """Return the line that says how a tile that was read looks, its baseline starting at (x, y)."""
+    """Return the legend of waiting and read tiles, its baseline starting at (x, y)."""
     bars, notes = [], []
     for text, at in (("not read yet", None), (read, -1.0)):
         bars.append(Bar(x, y - SWATCH + 1, SWATCH, SWATCH, -1.0, -1.0, LIMIT, read=at))

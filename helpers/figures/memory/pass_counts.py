@@ -1,7 +1,7 @@
 """Animate the passes over tensors that kernels make, unfused and fused side by side, on one clock.
 
 Each kernel goes over its tensors tile by tile: a tile of each that it reads comes to the chip, one of each that it
-writes goes back, over a bus beside the rows. Each crossing takes as long as its bytes: the kernels are taken to wait
+writes goes back, over a bus at their side. Each crossing takes as long as its bytes: the kernels are taken to wait
 for memory alone.
 """
 
@@ -65,7 +65,7 @@ class Passes:
 
     @property
     def tallied(self) -> bool:
-        """Whether a tensor is read more than once: its tiles then have a stroke per read."""
+        """Tell if a tensor is read more than once: its tiles then have a stroke per read."""
         reads = [tensor for each in self.unfused for tensor in each.reads]
         return len(set(reads)) < len(reads)
 
