@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, layer_norm
 
 from helpers.figures.attention.masked_tiles import CELL, DOT, LEFT, MASKS, TILE, TOP, kinds, mask_animation
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note, Stack
+from helpers.figures.frame.chart import si
 from helpers.figures.fusion.chain_cuts import bytes_after, chain_animation
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
@@ -727,6 +728,48 @@ def test_the_plans_film_ends_with_the_plans_bytes():
     assert sum(text.startswith("Yes") for text in told) == len(PLAN.fused_edges)
     assert sum(text.startswith("No") for text in told) == len(PLAN.edges) - len(PLAN.fused_edges)
     assert told[-1].startswith(f"{len(PLAN.groups)} kernels")
+
+
+def test_the_plans_film_says_at_which_edge_it_is_and_how_many_bytes_are_left():
+    """The number is at the bar's end; a tensor that left memory has no size there."""
+    [scene], moved = chain_animation(PLAN).scenes.values(), bytes_after(PLAN)
+    edges, sizes = len(PLAN.edges), {si(edge.nbytes, "B") for edge in PLAN.edges}
+    for edge in range(edges):
+        for time, bytes_now in ((2 * edge + 0.5, moved[edge]), (2 * edge + 1.5, moved[edge + 1])):
+            assert scene.clock(time) == f"edge {edge + 1} of {edges}"
+            [number] = [note for note in scene.notes if note.bold and note.start is not None and note.at(time)]
+            [bar] = [
+                each
+                for each in scene.movers
+                if (each.height, each.colour) == (14, UNFUSED) and each.start <= time < each.end
+            ]
+            assert number.text == si(bytes_now, "B")
+            assert 4 <= number.x - (bar.x0 + bar.width) <= 8
+            freed = sum(
+                (each.producer, each.consumer) in PLAN.fused_edges for each in PLAN.edges[: edge + (time % 2 > 1)]
+            )
+            shown = [note for note in scene.notes if note.text in sizes and not note.bold and note.at(time)]
+            assert len(shown) == edges - freed
+    assert scene.clock(scene.seconds) == f"edge {edges} of {edges}"
+
+
+def test_a_note_is_shown_for_its_time(page_of):
+    notes = Note("early", 0, 20, end=2.0), Note("late", 50, 20, start=2.0), Note("always", 0, 40)
+    film = Film({"notes": Animation(
+        (100, 50), 4.0, 2.0, "edges", 1.0, "A title", notes=notes, moments=((0.0, "edge 1 of 2"), (2.0, "edge 2 of 2"))
+    )}, frame=0.0)  # fmt: skip
+    page = page_of(film)
+    for percent, shown, clock in (
+        (0, "early", "edge 1 of 2"),
+        (50, "late", "edge 2 of 2"),
+        (100, "late", "edge 2 of 2"),
+    ):
+        seek(page, percent)
+        texts = [each.text_content() for each in page.locator(".note").all() if each.is_visible()]
+        assert texts == sorted({shown, "always"}, key=["early", "late", "always"].index)
+        assert page.locator(".clock").text_content() == clock
+        assert page.locator("input").get_attribute("aria-valuetext") == clock
+    page.close()
 
 
 def test_what_is_no_chain_is_refused():

@@ -77,7 +77,7 @@ function render({ model, el }) {
   const chart = make(el, "div", { class: "fusion-film-chart", role: "img" });
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let scene, context, canvas, moving, texts, chosen, time = 0, playing = null, untouched = true;
+  let scene, context, canvas, moving, texts, timed, chosen, time = 0, playing = null, untouched = true;
   let tints = new Map(), themed = "";
   const tint = (colour) => {
     if (!tints.has(colour)) tints.set(colour, tinted(colour, ...themed.split(" ")));
@@ -110,6 +110,7 @@ function render({ model, el }) {
     return span;
   };
   const clocked = () => {
+    if (scene.moments?.length) return scene.moments.findLast(([start]) => start <= time)[1];
     const now = time * scene.scale;
     if (!scene.counts) return `${digits(now)} ${scene.unit}`;
     const count = Math.floor(now + 1e-6);
@@ -149,6 +150,9 @@ function render({ model, el }) {
       context.fillRect(...place);
       if (edged) context.strokeRect(...place);
     }
+    for (const [node, start, end] of timed) {
+      node.style.display = (start === null || time >= start) && (end === null || time < end) ? "" : "none";
+    }
     const numbers = scene.counters.map(counted);
     numbers.forEach((text, place) => (texts[place].textContent = text));
     clock.textContent = clocked();
@@ -175,9 +179,12 @@ function render({ model, el }) {
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
       ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
       ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}
-      ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
+      ${scene.notes.map(([text, x, y, align, bold]) => `<text class="note" x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
       ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}
       <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
+    const notes = [...chart.querySelectorAll(".note")];
+    timed = scene.notes.map(([, , , , , start, end], place) => [notes[place], start, end])
+      .filter(([, start, end]) => start !== null || end !== null);
     if (scene === narrow[number]) fitTexts(width);
     canvas = chart.querySelector("canvas");
     context = canvas.getContext("2d");

@@ -72,13 +72,22 @@ class Bar:
 
 @dataclass(frozen=True)
 class Note:
-    """Text that stays; `align` is "left", "center" or "right" of x; y is its baseline."""
+    """Text; `align` is "left", "center" or "right" of x; y is its baseline.
+
+    start, end: when it is shown; None: from the film's beginning, or to its end.
+    """
 
     text: str
     x: float
     y: float
     align: str = "left"
     bold: bool = False
+    start: float | None = None
+    end: float | None = None
+
+    def at(self, time: float) -> bool:
+        """Tell if it is shown at a time."""
+        return (self.start is None or time >= self.start) and (self.end is None or time < self.end)
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ class Animation:
     size: width and height; seconds: the length of the film's own clock; plays: playing time in seconds.
     unit: the clock's unit, shown next to the slider, with `scale` units per second of that clock.
     counts: whether that is a plural, of things that the clock counts: it shows no fraction of one.
+    moments: what the clock shows instead, (start time, text).
     """
 
     size: tuple[float, float]
@@ -126,9 +136,12 @@ class Animation:
     boxes: tuple[tuple[float, float, float, float], ...] = ()
     told: tuple[tuple[float, str], ...] = field(default_factory=tuple)
     counts: bool = False
+    moments: tuple[tuple[float, str], ...] = ()
 
     def clock(self, time: float) -> str:
         """Return the clock's text at a time."""
+        if self.moments:
+            return [text for start, text in self.moments if start <= time][-1]
         if not self.counts:
             return f"{plain(time * self.scale)} {self.unit}"
         count = math.floor(time * self.scale + 1e-6)
@@ -246,7 +259,7 @@ def picture(scene: Animation, time: float) -> Chart:
                     edged.append(STILL_TEXT)
         axes.add_collection(PolyCollection(corners, facecolors=colours, linewidths=0))
         axes.add_collection(PolyCollection(edges, facecolors="none", edgecolors=edged, linewidths=OUTLINE))
-        for note in scene.notes:
+        for note in (each for each in scene.notes if each.at(time)):
             axes.text(note.x, note.y, note.text, ha=note.align, weight="bold" if note.bold else "normal")
         for counter in scene.counters:
             axes.text(counter.x, counter.y, counter.at(time), weight="bold")
@@ -336,4 +349,5 @@ def _sent(scene: Animation) -> dict:
         "counters": [rounded(counter) for counter in scene.counters],
         "boxes": scene.boxes,
         "told": scene.told,
+        "moments": scene.moments,
     }
