@@ -208,7 +208,7 @@ def test_tiles_under_a_mask_are_what_torch_would_mask():
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_tile_of_scores_is_filled_once_and_alone(mask):
-    """Before and after, nothing is larger in its cell than the dot of what was dropped; what is hidden stays empty."""
+    """A dot before and an outline after; what is hidden stays empty."""
     scene = mask_animation().scenes[mask]
     computed = {(row, column) for row, kept in enumerate(kinds(mask)) for column, kind in enumerate(kept)
                 if kind != "hidden"}  # fmt: skip
@@ -219,15 +219,33 @@ def test_a_tile_of_scores_is_filled_once_and_alone(mask):
     def in_a_cell(x, y):
         return all(0 <= place < 512 // TILE for place in cell(x, y))
 
-    filled = [each for each in scene.movers if in_a_cell(each.x0, each.y0) and (each.x0, each.y0) == (each.x1, each.y1)]
+    still = [each for each in scene.movers if in_a_cell(each.x0, each.y0) and (each.x0, each.y0) == (each.x1, each.y1)]
+    dots, filled = ([each for each in still if (each.width == DOT) == small] for small in (True, False))
     for moment in range(len(computed)):
         assert len([each for each in filled if each.start <= moment + 0.5 < each.end]) == 1
-    assert len(filled) == len(computed)
-    assert {cell(each.x0, each.y0): each.end for each in filled} == {
-        cell(bar.x, bar.y): bar.start for bar in scene.bars if in_a_cell(bar.x, bar.y)
+    assert len(filled) == len(dots) == len(computed)
+    outlines = {cell(bar.x, bar.y): bar for bar in scene.bars if in_a_cell(bar.x, bar.y)}
+    assert set(outlines) == computed
+    assert all(bar.read < bar.start for bar in outlines.values())
+    assert {cell(each.x0, each.y0): each.end for each in filled} == {at: bar.start for at, bar in outlines.items()}
+    assert {cell(each.x0, each.y0): each.end for each in dots} == {
+        cell(each.x0, each.y0): each.start for each in filled
     }
-    assert {(bar.width, bar.height) for bar in scene.bars if in_a_cell(bar.x, bar.y)} == {(DOT, DOT)}
-    assert {cell(x, y) for x, y, width, _ in scene.boxes if width < CELL and in_a_cell(x, y)} == computed
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_each_program_reads_its_keys_again(mask):
+    """All tiles of keys wait when it starts; those that it reads have an edge meanwhile."""
+    scene = mask_animation().scenes[mask]
+    keys = [each for each in scene.movers if each.y0 == each.y1 == TOP - 21]
+    columns = [[column for column, kind in enumerate(row) if kind != "hidden"] for row in kinds(mask)]
+    read = [(each.x0 - LEFT) // CELL for each in sorted(keys, key=lambda each: each.start) if each.edged]
+    assert read == [column for row in columns for column in row]
+    time = 0
+    for row in columns:
+        waiting = [each for each in keys if not each.edged and each.start <= time < each.end]
+        assert len(waiting) == 512 // TILE - 1, "one is read at once"
+        time += len(row)
 
 
 @pytest.mark.parametrize("mask", MASKS)

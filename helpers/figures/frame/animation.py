@@ -241,10 +241,12 @@ def picture(scene: Animation, time: float) -> Chart:
             axes.plot((x, x + w, x + w, x, x), (y, y, y + h, y + h, y), color=TEXT, lw=0.8)
         corners, colours, edges, edged = [], [], [], []
         for bar in scene.bars:
+            if time < bar.start:
+                continue
             if bar.read is not None and time > bar.read:
                 edges.append(_corners(*_inside(bar)))
                 edged.append(bar.colour)
-            elif time >= bar.start:
+            else:
                 part = min(1.0, (time - bar.start) / (bar.end - bar.start)) if bar.end > bar.start else 1.0
                 corners.append(_corners(bar.x, bar.y, bar.width * part, bar.height))
                 colours.append((bar.colour, bar.opacity))
