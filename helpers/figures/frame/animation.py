@@ -120,7 +120,7 @@ class Animation:
     size: width and height; seconds: the length of the film's own clock; plays: playing time in seconds.
     unit: the clock's unit, shown next to the slider, with `scale` units per second of that clock.
     counts: whether that is a plural, of things that the clock counts: it shows no fraction of one.
-    moments: what the clock shows instead, (start time, text).
+    moments: (start time, text), which the clock shows instead.
     """
 
     size: tuple[float, float]

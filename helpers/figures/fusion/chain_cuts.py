@@ -13,7 +13,7 @@ EDGE = 3  # pixels: the frame around an operation that shares a kernel
 LEGEND = {UNFUSED: "through memory", FUSED: "in one kernel", LIMIT: "asked", WRONG: "refused"}
 SWATCH = 10  # pixels
 LETTER = 7.2  # pixels: an upper estimate
-NUMBER = 62  # pixels: of the bytes, at the end of their bar
+NUMBER = 62  # pixels for the bytes, at the end of their bar
 TITLE = "Fusing an edge takes its tensor out of memory"
 
 
