@@ -221,7 +221,7 @@ table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
 
-BanksExplorer(width=28)
+BanksExplorer(width=32)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The odd ones. 2. The words of a row are adjacent, so they're in 32
