@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -803,3 +804,13 @@ def test_the_two_limits_are_the_data_sheets():
         assert arithmetic == pytest.approx(2 * rows * 4096**2 / 312e12)
     assert limits(32)[0] > limits(32)[1]
     assert limits(512)[0] < limits(512)[1]
+
+
+def test_lesson_00s_question_asks_for_no_number_of_the_first_pages_film():
+    """That one counts the same two kernels' bytes: its digits are not the answer's."""
+    lesson = (Path(__file__).parents[2] / "source/lessons/00_welcome.py").read_text(encoding="utf-8")
+    elements = int(re.search(r"^n = ([0-9_]+)$", lesson, re.MULTILINE)[1])
+    a, b = torch.randn(2, elements)
+    asked = measure(lambda: gelu(a + b, approximate="tanh")).bytes_total
+    shown = [counter.at(counter.end).split()[0] for counter in traffic_animation(H200).scenes["add + GELU"].counters]
+    assert f"{asked / 1e6:g}".rstrip("0") not in [number.replace(".", "").rstrip("0") for number in shown]
