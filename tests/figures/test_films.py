@@ -443,6 +443,13 @@ def test_no_film_has_a_still_of_its_beginning_or_end(film):
         assert sum(each.end <= shown for each in scene.bars) >= 0.2 * len(scene.bars)
 
 
+@pytest.mark.parametrize("film", FILMS)
+def test_the_browser_says_a_films_last_line_at_its_end(film):
+    """Its times are rounded: the line's must not come after the film's end."""
+    for _, scene in film.data()["scenes"]:
+        assert max(start for start, _ in scene["told"]) <= scene["seconds"]
+
+
 # Each is drawn in a browser: in `make test` every fourth.
 ON_A_PHONE = [
     pytest.param(film, marks=[] if place % 4 == 0 else [pytest.mark.long]) for place, film in enumerate(FILMS)

@@ -350,6 +350,6 @@ def _sent(scene: Animation) -> dict:
         "notes": [rounded(note) for note in scene.notes],
         "counters": [rounded(counter) for counter in scene.counters],
         "boxes": scene.boxes,
-        "told": scene.told,
-        "moments": scene.moments,
+        "told": [(short(start), text) for start, text in scene.told],
+        "moments": [(short(start), text) for start, text in scene.moments],
     }
