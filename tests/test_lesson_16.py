@@ -219,3 +219,15 @@ def test_cutlass_is_ahead_of_a_short_inner_size_and_level_elsewhere_as_the_lesso
             assert all(0.97 < times[chosen] / other < 1.03 for other in others)
         if size.startswith("128 "):
             assert times["128x256 cooperative"] > 2 * times["64x64 pingpong"]
+
+
+def test_the_bytecodes_names_are_whole_but_for_a_graphs_digits():
+    """They were cut after 40 characters, in the middle of a word."""
+    digits = re.compile(re.search(r'^digits = re\.compile\("(.*)"\)', LESSON, re.MULTILINE)[1])
+    known = {
+        "NULL + __compiled_fn_1_fc94d936_fc98_463d_99c9_a46f076824d5": "NULL + __compiled_fn_1",
+        "NULL + __import_torch_dot__dynamo_dot_utils": "NULL + __import_torch_dot__dynamo_dot_utils",
+        "graph_out_0": "graph_out_0",
+    }
+    assert {name: digits.sub("", name) for name in known} == known
+    assert "argrepr[" not in LESSON

@@ -64,7 +64,7 @@ from kernels import add_gelu
 from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
-n = 1_000_000
+n = 700_000
 a, b = torch.randn(2, n, device=device)
 
 # %% [markdown]
@@ -75,7 +75,7 @@ a, b = torch.randn(2, n, device=device)
 # GELU. The tensors live in the GPU's large memory, its [DRAM](../docs/glossary.md#dram). Each kernel reads its inputs
 # from there, computes, and writes its result back.
 #
-# **How many bytes do the two kernels read and write in total?** `a` and `b` have a million elements each. They're
+# **How many bytes do the two kernels read and write in total?** `a` and `b` have 700,000 elements each. They're
 # fp32, PyTorch's default dtype, so each element takes four bytes. Add up the reads and writes of each kernel, and enter
 # the total in megabytes.
 

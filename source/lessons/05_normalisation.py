@@ -33,7 +33,8 @@ torch.manual_seed(0)
 x = torch.randn(64, 1024, device=device)
 
 # %% [markdown]
-# The animation shows every pass over one tensor, x. Press **Play** and count how many times each row is read.
+# The animation shows every pass over one tensor, x. Press **Play** and count how many times each row is read: every read
+# leaves a stroke on it.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation

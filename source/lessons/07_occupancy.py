@@ -43,13 +43,14 @@ h100 = DEVICES["H100"]
 sm = limits(h100.compute_capability)
 
 # %% [markdown]
-# The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
-# resource and holds the other two fixed.
+# The explorer shows one SM of an H100 that runs a kernel with 128 registers per thread. Most of its warp slots are
+# empty. Move the slider, with the mouse or the arrow keys, until they're all filled. Each panel varies one resource and
+# holds the other two fixed. The line of the limiting one is blue.
 
 # %% tags=["hide-input"]
 from helpers.figures import OccupancyExplorer
 
-explorer = OccupancyExplorer("H100", threads=128, registers=32)
+explorer = OccupancyExplorer("H100", threads=128, registers=128, first="registers")
 explorer
 
 # %% [markdown]
@@ -61,10 +62,10 @@ explorer
 # usually execute each instruction together. When one warp is waiting for memory, the SM hides the wait by running
 # another. The fraction of an SM's warp slots that are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
-# Try the explorer above:
+# Try the explorer above. The other sliders are under *More controls*.
 #
-# 1. Raise the registers slowly from 32. When do you first lose a block, and what's the highest count at which all 64
-#    warps still fit?
+# 1. Go down to 32 registers, then up again slowly. When do you first lose a block, and what's the highest count at
+#    which all 64 warps still fit?
 # 2. Go back to 32 registers and set 512 threads and 48 KB of shared memory. Which resources are the limit now, and
 #    would fewer registers help?
 # 3. With no shared memory and 1024 threads, use one register too many for two blocks. What fraction of the warps do you
@@ -220,7 +221,7 @@ table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
 
-BanksExplorer(width=28)
+BanksExplorer(width=32)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The odd ones. 2. The words of a row are adjacent, so they're in 32

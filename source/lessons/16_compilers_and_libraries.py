@@ -123,8 +123,9 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 entry = _debug_get_cache_entry_list(gated)[0]
 guards = str(entry.guard_manager)  # now: a reset frees it
 shown = ("LOAD_GLOBAL", "LOAD_FAST", "CALL", "RETURN")
+digits = re.compile("(_[0-9a-f]{4,12}){5}$")  # they make a compiled graph's name unique
 rows = [
-    (each.opname, each.argrepr[:40])
+    (each.opname, digits.sub("", each.argrepr))
     for each in dis.get_instructions(entry.code)
     if each.opname.startswith(shown)
 ]
@@ -995,7 +996,8 @@ table(("function", *(record(name)["gpu"] for name in of_each)), rows)
 try:
     from benchmarks.libraries import xla_texts
 
-    print(xla_texts((8192, 4096))["after"].partition("ENTRY")[2][:1500])
+    after = xla_texts((8192, 4096))["after"].partition("ENTRY")[2]
+    print(*after.splitlines()[:16], sep="\n")
 except ImportError as error:
     print(error)
 

@@ -37,8 +37,21 @@
     return node;
   };
 
-  const addSlider = (row, model, { name, labels }, trait) => {
-    const label = make(row, "label", {}, name);
+  // What begins folded is under one heading, `folded`.
+  const placeFor = (row, folded) => {
+    if (!folded) return row;
+    let more = row.querySelector("details");
+    if (!more) {
+      more = make(row, "details", { class: "more" });
+      make(more, "summary", {}, folded);
+      make(more, "div", { class: "controls" });
+    }
+    row.append(more); // it comes last
+    return more.lastChild;
+  };
+
+  const addSlider = (row, model, { name, labels, folded }, trait) => {
+    const label = make(placeFor(row, folded), "label", {}, name);
     const slider = make(label, "input", { type: "range", min: 0, max: labels.length - 1, step: 1 });
     slider.value = model.get(trait);
     const shown = make(label, "span", { class: "value", "aria-hidden": "true" }); // a voice has aria-valuetext
@@ -64,9 +77,9 @@
       model.set("still", state.still);
       model.set("data", state.data);
     };
-    figure.choices.forEach(({ name, labels, at }, place) => {
+    figure.choices.forEach(({ name, labels, at, folded }, place) => {
       if (labels.length < 2) return; // only a kernel can change it
-      const select = make(make(row, "label", {}, name), "select", { "aria-label": name });
+      const select = make(make(placeFor(row, folded), "label", {}, name), "select", { "aria-label": name });
       labels.forEach((label, number) => make(select, "option", { value: number }, label));
       select.value = at;
       select.addEventListener("change", () => {

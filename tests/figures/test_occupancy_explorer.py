@@ -13,6 +13,7 @@ from helpers.figures.frame.explorer import script
 from helpers.figures.occupancy import occupancy_curves
 from helpers.figures.occupancy.occupancy_curves import finding, sm_bars
 from helpers.instruments.devices import DEVICES
+from helpers.style import FUSED
 
 BY_CAPABILITY = {device.compute_capability: name for name, device in DEVICES.items()}
 
@@ -117,6 +118,35 @@ def test_the_open_mark_stands_where_one_more_block_fits(frame_of):
     y = panel["bottom"] - 32 / panel["most"] * (panel["bottom"] - panel["top"])
     open_x, open_y = map(float, re.search(r'fill="none"[^>]*translate\(([0-9.]+) ([0-9.]+)\)', frame["svg"]).groups())
     assert (open_x, open_y) == pytest.approx((x, y), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "blue"),
+    [
+        ({"threads": 128, "registers": 128}, ["registers"]),
+        ({"threads": 128, "registers": 32}, ["threads", "registers"]),
+        ({"threads": 32, "registers": 16}, []),  # the SM's number of blocks limits
+    ],
+)
+def test_the_line_and_mark_of_what_limits_are_blue(frame_of, arguments, blue):
+    explorer = OccupancyExplorer("H100", **arguments)
+    positions = [explorer.threads.index, explorer.registers.index, explorer.shared_memory.index]
+    (frame,) = frame_of(explorer, [positions])
+    lines = {resource: colour for colour, resource in re.findall(
+        r'<path [^>]*stroke="([^"]+)"[^>]*data-sweep="([^"]+)"', frame["svg"]
+    )}  # fmt: skip
+    assert [resource for resource, colour in lines.items() if colour == FUSED] == blue
+    assert re.findall(r'fill="([^"]+)" stroke="currentColor" data-mark', frame["svg"]).count(FUSED) == len(blue)
+    panels = explorer.chart().figure.axes
+    drawn = [[line.get_color() for line in axes.lines if line.get_drawstyle() == "steps-pre"] for axes in panels]
+    assert [colours == [FUSED] for colours in drawn] == [
+        name in blue for name in ("threads", "registers", "shared memory")
+    ]
+
+
+def test_a_control_that_there_is_not_cannot_be_the_first():
+    with pytest.raises(ValueError, match="no control 'warps' here: choose from threads, registers, shared memory, GPU"):
+        OccupancyExplorer(first="warps")
 
 
 def test_the_text_by_hand():

@@ -135,3 +135,13 @@ def test_the_label_of_the_axis_is_inside_its_picture(arithmetic):
     figure = variance_chart(ErrorCurves(1024, arithmetic), 1.0).figure
     box = figure.get_tightbbox()
     assert box.x0 >= 0
+
+
+@pytest.mark.parametrize("arithmetic", ["fp16", "fp32", "fp64"])
+def test_the_line_of_what_is_no_number_has_no_number(arithmetic):
+    """1e+04 there would be a value."""
+    figure, axes = variance_axes(arithmetic)
+    figure.draw_without_rendering()
+    labels = {tick.get_loc(): tick.label1.get_text() for tick in axes.yaxis.get_major_ticks()}
+    assert {text for value, text in labels.items() if value >= 0.9 * TOP} <= {""}
+    assert all(text for value, text in labels.items() if value < 0.9 * TOP)

@@ -1,6 +1,6 @@
 """Animate attention without the matrix of scores: tiles of queries against tiles of keys, under several masks."""
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack, read_legend
 from helpers.style import FUSED, GREEN, LIMIT, SKY_BLUE
 
 TOKENS, TILE = 512, 64
@@ -37,26 +37,34 @@ def kinds(mask: str) -> list[list[str]]:
 
 
 def _scene(mask: str) -> Animation:
-    found, movers, bars, outlines = kinds(mask), [], [], []
+    found, movers, bars = kinds(mask), [], []
     count = {kind: sum(row.count(kind) for row in found) for kind in KINDS}
     time, right = 0.0, LEFT + TILES * CELL
     for row, of_row in enumerate(found):
-        y, started = TOP + row * CELL, time
+        y, started, read = TOP + row * CELL, time, {}
         for column, kind in enumerate(of_row):
             x = LEFT + column * CELL
             if kind == "hidden":
                 continue
-            # An outline until it is computed, filled while it exists, then only a dot.
-            outlines.append((x + 3, y + 3, CELL - 6, CELL - 6))
+            # A dot until it is computed, filled while it exists, then an outline.
             paint = FUSED if kind == "whole" else LIMIT
-            dot = (CELL - DOT) / 2
-            bars.append(Bar(x + dot, y + dot, DOT, DOT, time + 1, time + 1, paint))
-            movers.append(MovingBox(x + 2, y + 2, x + 2, y + 2, CELL - 4, CELL - 4, time, time + 1, paint))
-            movers.append(MovingBox(x + 2, TOP - 21, x + 2, TOP - 21, CELL - 4, 13, time, time + 1, SKY_BLUE))
+            dot, at, size = (CELL - DOT) / 2, (x + 3, y + 3), (CELL - 6, CELL - 6)
+            movers.append(MovingBox(x + dot, y + dot, x + dot, y + dot, DOT, DOT, -1.0, time, paint))
+            movers.append(MovingBox(*at, *at, *size, time, time + 1, paint))
+            bars.append(Bar(*at, *size, time + 1, time + 1, paint, read=-1.0))
+            read[column] = time
             # The tile is folded into the running maximum, sum and output, and is gone.
             movers.append(MovingBox(x + 2, y + 8, SIDE + 8, TOP + 34, 10, 10, time + 0.5, time + 1, paint))
             time += 1
-        movers.append(MovingBox(LEFT - 21, y + 2, LEFT - 21, y + 2, 13, CELL - 4, started, time, SKY_BLUE))
+        at = LEFT - 21, y + 2
+        bars.append(Bar(*at, 13, CELL - 4, 0.0, 0.0, SKY_BLUE, read=started))
+        movers.append(MovingBox(*at, *at, 13, CELL - 4, started, time, SKY_BLUE, True))
+        # Every program reads its keys again: all wait when it starts.
+        for column in range(TILES):
+            at, until = (LEFT + column * CELL + 2, TOP - 21), read.get(column, time)
+            movers.append(MovingBox(*at, *at, CELL - 4, 13, started, until, SKY_BLUE))
+            if column in read:
+                movers.append(MovingBox(*at, *at, CELL - 4, 13, until, until + 1, SKY_BLUE, True))
         movers.append(MovingBox(SIDE + 22, TOP + 46, right + 7, y + 2, 13, CELL - 4, time - 0.4, time, GREEN))
         bars.append(Bar(right + 7, y + 2, 13, CELL - 4, time, time, GREEN))
         for share in range(round(time - started)):  # the sum grows with each tile
@@ -64,22 +72,22 @@ def _scene(mask: str) -> Animation:
             width = 120 * (share + 1) / TILES
             movers.append(MovingBox(SIDE + 22, TOP + 34, SIDE + 22, TOP + 34, width, 9, done, max(done, time), GREEN))
     for place in range(TILES):
-        bars.append(Bar(LEFT + place * CELL + 2, TOP - 21, CELL - 4, 13, 0.0, 0.0, SKY_BLUE, 0.3))
-        bars.append(Bar(LEFT - 21, TOP + place * CELL + 2, 13, CELL - 4, 0.0, 0.0, SKY_BLUE, 0.3))
+        bars.append(Bar(LEFT + place * CELL + 2, TOP - 21, CELL - 4, 13, 0.0, 0.0, SKY_BLUE, read=-1.0))
+    legend, said = read_legend(SIDE, TOP + 106, "read, or dropped")
+    bars += legend
     computed = count["whole"] + count["cut"]
     boxes = (
         (LEFT, TOP, TILES * CELL, TILES * CELL),
         (right + 5, TOP, 17, TILES * CELL),
         (SIDE, TOP, WIDTH - SIDE - 4, 62),
-        *outlines,
     )
     notes = (
         Note("keys, values", LEFT, TOP - 28), Note("queries", LEFT - 28, TOP + 14, "right"),
         Note("output", right + 4, TOP - 8),
         Note("on the chip: maximum, sum, output", SIDE + 8, TOP + 18),
         Note("blue: no mask needed; grey: masked", SIDE, TOP + 88),
-        Note("outline: to come; dot: dropped", SIDE, TOP + 106),
-        Note("empty: never computed", SIDE, TOP + 124), Note("tiles of scores computed", SIDE, TOP + 150),
+        *said, Note("dot: to come; empty: never computed", SIDE, TOP + 124),
+        Note("tiles of scores computed", SIDE, TOP + 150),
         Note("scores in memory: 0", SIDE, TOP + 192),
     )  # fmt: skip
     told = (

@@ -1,5 +1,6 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
 const LINE = 19; // pixels between the lines of a title
+const OUTLINE = 1.5; // pixels of the line around a tile that was read or is in flight
 const LETTER = 12; // pixels of a text above its baseline
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 const [FAINTEST, STRONGEST] = [3, 5]; // contrast on a dark page: of the faintest bar, and of one without opacity
@@ -76,7 +77,7 @@ function render({ model, el }) {
   const chart = make(el, "div", { class: "fusion-film-chart", role: "img" });
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let scene, context, canvas, moving, texts, chosen, time = 0, playing = null, untouched = true;
+  let scene, context, canvas, moving, texts, timed, chosen, time = 0, playing = null, untouched = true;
   let tints = new Map(), themed = "";
   const tint = (colour) => {
     if (!tints.has(colour)) tints.set(colour, tinted(colour, ...themed.split(" ")));
@@ -109,6 +110,7 @@ function render({ model, el }) {
     return span;
   };
   const clocked = () => {
+    if (scene.moments?.length) return scene.moments.findLast(([start]) => start <= time)[1];
     const now = time * scene.scale;
     if (!scene.counts) return `${digits(now)} ${scene.unit}`;
     const count = Math.floor(now + 1e-6);
@@ -122,24 +124,34 @@ function render({ model, el }) {
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
     lookAtTheme();
-    const shown = scene.bars.filter(([, , , , start]) => time >= start).map(([x, y, w, h, start, end, colour, opacity]) => (
-      { x, y, h, w: w * (end > start ? Math.min(1, (time - start) / (end - start)) : 1), opacity, ...tint(colour) }));
-    for (const { x, y, w, h, opacity, faint } of shown) {
-      if (!faint || opacity === 1) continue;
+    const shown = scene.bars.filter(([, , , , start]) => time >= start).map(([x, y, w, h, start, end, colour, opacity, read]) => ({
+      x, y, h, w: w * (end > start ? Math.min(1, (time - start) / (end - start)) : 1), opacity, ...tint(colour),
+      read: read !== null && time > read,
+    }));
+    context.lineWidth = OUTLINE;
+    for (const { x, y, w, h, opacity, faint, read } of shown) {
+      if (!faint || opacity === 1 || read) continue;
       context.fillStyle = faint;
       context.fillRect(x, y, w, h);
     }
-    for (const { x, y, w, h, opacity, strong } of shown) {
+    for (const { x, y, w, h, opacity, strong, read } of shown) {
       context.globalAlpha = opacity;
-      context.fillStyle = strong;
-      context.fillRect(x, y, w, h);
+      context.fillStyle = context.strokeStyle = strong;
+      if (read) context.strokeRect(x + OUTLINE / 2, y + OUTLINE / 2, w - OUTLINE, h - OUTLINE);
+      else context.fillRect(x, y, w, h);
     }
     context.globalAlpha = 1;
-    for (const [x0, y0, x1, y1, w, h, start, end, colour] of scene.movers) {
+    context.strokeStyle = themed.split(" ")[1]; // the text's colour
+    for (const [x0, y0, x1, y1, w, h, start, end, colour, edged] of scene.movers) {
       if (time <= start || time >= end) continue;
       const part = (time - start) / (end - start);
+      const place = [x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h];
       context.fillStyle = tint(colour).strong;
-      context.fillRect(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, w, h);
+      context.fillRect(...place);
+      if (edged) context.strokeRect(...place);
+    }
+    for (const [node, start, end] of timed) {
+      node.style.display = (start === null || time >= start) && (end === null || time < end) ? "" : "none";
     }
     const numbers = scene.counters.map(counted);
     numbers.forEach((text, place) => (texts[place].textContent = text));
@@ -167,9 +179,12 @@ function render({ model, el }) {
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
       ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
       ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}
-      ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
+      ${scene.notes.map(([text, x, y, align, bold]) => `<text class="note" x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
       ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}
       <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
+    const notes = [...chart.querySelectorAll(".note")];
+    timed = scene.notes.map(([, , , , , start, end], place) => [notes[place], start, end])
+      .filter(([, start, end]) => start !== null || end !== null);
     if (scene === narrow[number]) fitTexts(width);
     canvas = chart.querySelector("canvas");
     context = canvas.getContext("2d");

@@ -2,12 +2,15 @@
 
 Everything is placed in Python, in pixels and in seconds of the film's own clock. The browser's script and the picture
 paint the same list: boxes that travel, boxes that appear or grow, counters that run.
+
+A tile looks the same in every film: solid until it is read, then an outline; one in flight has an edge.
 """
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import anywidget
@@ -18,18 +21,24 @@ from matplotlib.figure import Figure
 from traitlets import Dict
 
 from helpers.figures.frame.chart import Chart, plain, with_still
-from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
+from helpers.style import LIMIT, STILL_TEXT, STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
 LINE = 19  # pixels between the lines of a title, here and in animation.js
 HEADINGS = 24  # pixels below a film's top, where its panels begin
 ROOM = 10  # pixels: the highest gap on a narrow page, unless a film says otherwise
+OUTLINE = 1.5  # pixels: the line around a tile that was read or is in flight, here and in animation.js
+LEGS = (0.35, 0.7)  # of a flight: along its row until here, down or up the bus until there, then within the chip
+SWATCH, SPACE, LETTER = 10, 6, 7.2  # pixels of a legend: its boxes, the space after one, and an upper estimate
 TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter
 
 
 @dataclass(frozen=True)
 class MovingBox:
-    """A box that travels from one corner to another between two times, visible only while it moves."""
+    """A box that travels from one corner to another between two times, visible only while it moves.
+
+    edged: whether it has an edge in the text's colour, as a tile in flight has, over tiles of its own colour too.
+    """
 
     x0: float
     y0: float
@@ -40,11 +49,15 @@ class MovingBox:
     start: float
     end: float
     colour: str
+    edged: bool = False
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A box whose width grows between two times, and stays; it appears at once where they are the same."""
+    """A box whose width grows between two times, and stays; it appears at once where they are the same.
+
+    read: when it is read, which leaves only its outline. None: never.
+    """
 
     x: float
     y: float
@@ -54,17 +67,27 @@ class Bar:
     end: float
     colour: str
     opacity: float = 1.0
+    read: float | None = None
 
 
 @dataclass(frozen=True)
 class Note:
-    """Text that stays; `align` is "left", "center" or "right" of x; y is its baseline."""
+    """Text; `align` is "left", "center" or "right" of x; y is its baseline.
+
+    start, end: when it is shown; None: from the film's beginning, or to its end.
+    """
 
     text: str
     x: float
     y: float
     align: str = "left"
     bold: bool = False
+    start: float | None = None
+    end: float | None = None
+
+    def at(self, time: float) -> bool:
+        """Tell if it is shown at a time."""
+        return (self.start is None or time >= self.start) and (self.end is None or time < self.end)
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,7 @@ class Animation:
     size: width and height; seconds: the length of the film's own clock; plays: playing time in seconds.
     unit: the clock's unit, shown next to the slider, with `scale` units per second of that clock.
     counts: whether that is a plural, of things that the clock counts: it shows no fraction of one.
+    moments: (start time, text), which the clock shows instead.
     """
 
     size: tuple[float, float]
@@ -112,9 +136,12 @@ class Animation:
     boxes: tuple[tuple[float, float, float, float], ...] = ()
     told: tuple[tuple[float, str], ...] = field(default_factory=tuple)
     counts: bool = False
+    moments: tuple[tuple[float, str], ...] = ()
 
     def clock(self, time: float) -> str:
         """Return the clock's text at a time."""
+        if self.moments:
+            return [text for start, text in self.moments if start <= time][-1]
         if not self.counts:
             return f"{plain(time * self.scale)} {self.unit}"
         count = math.floor(time * self.scale + 1e-6)
@@ -125,6 +152,31 @@ class Animation:
         now = [text for start, text in self.told if start <= time] or [""]
         numbers = ", ".join(f"{counter.name} {counter.at(time)}" for counter in self.counters)
         return f"{self.clock(time)}: {now[-1]}" + (f" {numbers}." if numbers else "")
+
+
+def flight(
+    corners: Sequence[tuple[float, float]], size: tuple[float, float], start: float, end: float, colour: str
+) -> list[MovingBox]:
+    """Return a tile's way between memory and chip: three straight legs, one after the other, over four corners.
+
+    It leaves its row at the side, where the bus is, so that it crosses no other row and no name.
+    """
+    parts = (0.0, *LEGS, 1.0)
+    if corners[0][1] > corners[-1][1]:  # outwards
+        parts = tuple(1 - part for part in reversed(parts))
+    times = [start + (end - start) * part for part in parts]
+    legs = zip(pairwise(corners), pairwise(times), strict=True)
+    return [MovingBox(*one, *other, *size, begin, stop, colour, True) for (one, other), (begin, stop) in legs]
+
+
+def read_legend(x: float, y: float, read: str = "read") -> tuple[list[Bar], list[Note]]:
+    """Return the legend of waiting and read tiles, its baseline starting at (x, y)."""
+    bars, notes = [], []
+    for text, at in (("not read yet", None), (read, -1.0)):
+        bars.append(Bar(x, y - SWATCH + 1, SWATCH, SWATCH, -1.0, -1.0, LIMIT, read=at))
+        notes.append(Note(text, x + SWATCH + SPACE, y))
+        x += SWATCH + 3 * SPACE + LETTER * len(text)
+    return bars, notes
 
 
 @dataclass(frozen=True)
@@ -187,9 +239,14 @@ def picture(scene: Animation, time: float) -> Chart:
         axes.text(0, 14, scene.title, size=TITLE_SIZE, weight="bold")
         for x, y, w, h in scene.boxes:
             axes.plot((x, x + w, x + w, x, x), (y, y, y + h, y + h, y), color=TEXT, lw=0.8)
-        corners, colours = [], []
+        corners, colours, edges, edged = [], [], [], []
         for bar in scene.bars:
-            if time >= bar.start:
+            if time < bar.start:
+                continue
+            if bar.read is not None and time > bar.read:
+                edges.append(_corners(*_inside(bar)))
+                edged.append(bar.colour)
+            else:
                 part = min(1.0, (time - bar.start) / (bar.end - bar.start)) if bar.end > bar.start else 1.0
                 corners.append(_corners(bar.x, bar.y, bar.width * part, bar.height))
                 colours.append((bar.colour, bar.opacity))
@@ -199,12 +256,21 @@ def picture(scene: Animation, time: float) -> Chart:
                 x, y = mover.x0 + (mover.x1 - mover.x0) * part, mover.y0 + (mover.y1 - mover.y0) * part
                 corners.append(_corners(x, y, mover.width, mover.height))
                 colours.append((mover.colour, 1.0))
+                if mover.edged:
+                    edges.append(corners[-1])
+                    edged.append(STILL_TEXT)
         axes.add_collection(PolyCollection(corners, facecolors=colours, linewidths=0))
-        for note in scene.notes:
+        axes.add_collection(PolyCollection(edges, facecolors="none", edgecolors=edged, linewidths=OUTLINE))
+        for note in (each for each in scene.notes if each.at(time)):
             axes.text(note.x, note.y, note.text, ha=note.align, weight="bold" if note.bold else "normal")
         for counter in scene.counters:
             axes.text(counter.x, counter.y, counter.at(time), weight="bold")
     return Chart(figure, f"{scene.title}. {scene.says(time)}")
+
+
+def _inside(bar: Bar) -> tuple[float, float, float, float]:
+    """Return where the outline of a bar runs: all of its width is within the bar."""
+    return bar.x + OUTLINE / 2, bar.y + OUTLINE / 2, bar.width - OUTLINE, bar.height - OUTLINE
 
 
 def _corners(x: float, y: float, width: float, height: float):
@@ -284,5 +350,6 @@ def _sent(scene: Animation) -> dict:
         "notes": [rounded(note) for note in scene.notes],
         "counters": [rounded(counter) for counter in scene.counters],
         "boxes": scene.boxes,
-        "told": scene.told,
+        "told": [(short(start), text) for start, text in scene.told],
+        "moments": [(short(start), text) for start, text in scene.moments],
     }

@@ -24,6 +24,7 @@ from helpers.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TEXT_SIZE, TITLE_SI
 
 _HERE = Path(__file__).parent
 WIDTH_SCRIPT = _HERE / "narrow.js"  # `followWidth`, for the browser's scripts
+MORE = "More controls"
 POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scripts know them
 
 
@@ -64,12 +65,14 @@ class Explorer(ABC):
     `_bar`: points, the height of its lowest bars; a narrow page draws them at least 14 pixels high.
     `_flat`: for parts that a narrow page draws as wide as itself, each row's height, times what its own shape would
     give; none: no part is drawn so wide.
+    `_folded`: names of sliders and choices that the reader unfolds.
     `_kernel_only`: names of choices that a web page goes without, because their combinations are too many.
     """
 
     _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()
     _bar: float = 0
     _flat: tuple[float, ...] = ()
+    _folded: tuple[str, ...] = ()
     _kernel_only: tuple[str, ...] = ()
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
@@ -81,7 +84,16 @@ class Explorer(ABC):
         for control in self._choices:
             control.observe(self._draw, "value")
         self._draw()
-        self._box = widgets.VBox([widgets.HBox(list(row)) for row in (self._sliders, *choices)] + [stage])
+        rows = [
+            [
+                [each for each in row if (each.description in self._folded) == hidden]
+                for row in (self._sliders, *choices)
+            ]
+            for hidden in (False, True)
+        ]
+        shown, hidden = ([widgets.HBox(row) for row in part if row] for part in rows)
+        more = [widgets.Accordion([widgets.VBox(hidden)], titles=[MORE])] if hidden else []
+        self._box = widgets.VBox([*shown, *more, stage])
         self._box.add_class("fusion-controls")
 
     @property

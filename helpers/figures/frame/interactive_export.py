@@ -13,7 +13,7 @@ import zlib
 import ipywidgets as widgets
 
 from helpers.figures.frame.animation import Film, FilmStage
-from helpers.figures.frame.explorer import POSITIONS, Explorer
+from helpers.figures.frame.explorer import MORE, POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
 MAX = 600_000  # bytes of one figure's frames, packed
@@ -29,9 +29,10 @@ def export_interactive(figure) -> dict | None:
 
     Returns:
         `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: its sliders'
-        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; choices that need a kernel are left
-        out, and a choice of GPUs or dtypes may have only some. `states`: the stage's `still` and `data` for each
-        combination of the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
+        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each, with `folded`, the heading, where the
+        reader unfolds it; choices that need a kernel are left out, and a choice of GPUs or dtypes may have only some.
+        `states`: the stage's `still` and `data` for each combination of the choices, the last of them running fastest;
+        JSON, compressed (zlib), in base64.
 
     Raises:
         ValueError: the states are too many.
@@ -61,8 +62,8 @@ def export_interactive(figure) -> dict | None:
         "text": figure.text,
         "stage": type(stage).__name__,
         "positions": [getattr(stage, position) for position in POSITIONS],
-        "sliders": [_control(each) for each in figure._sliders],
-        "choices": [_control(choice, options) for choice, options in changed],
+        "sliders": [_control(each, folded=figure._folded) for each in figure._sliders],
+        "choices": [_control(choice, options, figure._folded) for choice, options in changed],
         "states": states,
     }
 
@@ -75,10 +76,11 @@ def _alone(figure, stage: type, data: dict) -> dict:
     }  # fmt: skip
 
 
-def _control(widget, options: list[tuple] | None = None) -> dict:
+def _control(widget, options: list[tuple] | None = None, folded: tuple[str, ...] = ()) -> dict:
     options = options or _options(widget)
     at = next(number for number, (_, value) in enumerate(options) if value == widget.value)
-    return {"name": widget.description, "labels": [str(label) for label, _ in options], "at": at}
+    control = {"name": widget.description, "labels": [str(label) for label, _ in options], "at": at}
+    return control | ({"folded": MORE} if widget.description in folded else {})
 
 
 def _options(widget) -> list[tuple]:

@@ -13,6 +13,7 @@ EDGE = 3  # pixels: the frame around an operation that shares a kernel
 LEGEND = {UNFUSED: "through memory", FUSED: "in one kernel", LIMIT: "asked", WRONG: "refused"}
 SWATCH = 10  # pixels
 LETTER = 7.2  # pixels: an upper estimate
+NUMBER = 62  # pixels for the bytes, at the end of their bar
 TITLE = "Fusing an edge takes its tensor out of memory"
 
 
@@ -96,12 +97,12 @@ class _Layout:
             return [Note(name, x, top - 8, "center", True) for name, x in middles.items()]
         return [Note("kernels", 0, top + 19, bold=True), Note("memory", 0, top + self.memory + 14, bold=True)]
 
-    def size_of(self, number: int, size: str) -> Note:
-        """Return the labels of an edge's tensor."""
+    def size_of(self, number: int, size: str, freed: float | None) -> Note:
+        """Return the label of an edge's tensor, which goes with it."""
         x, y, width, height = self.home(number)
         if self.upright:
-            return Note(size, x + width + 8, y + 15)
-        return Note(size, x + width / 2, y + height + 13, "center")
+            return Note(size, x + width + 8, y + 15, end=freed)
+        return Note(size, x + width / 2, y + height + 13, "center", end=freed)
 
     def low(self, operations: int) -> float:
         """Return the place of the label of all bytes."""
@@ -109,10 +110,10 @@ class _Layout:
         return self.corner[1] + (along if self.upright else across)
 
     def bar(self, operations: int) -> tuple[float, float, float]:
-        """The bar of all bytes: x, y, width."""
+        """The bar of all bytes at its longest: x, y, width. Its number is to its right."""
         low = self.low(operations)
         x, y = (0, low + 8) if self.upright else (84, low - 13)
-        return x, y, self.width - x - 4
+        return x, y, self.width - x - NUMBER
 
 
 WIDE = _Layout(False, 624, node=78, gap=18, deep=30, memory=82, tensor=40, thick=20, joint=14)
@@ -133,8 +134,9 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
         asked = ANSWERED * number
         answered = asked + ASKED
         fused = (edge.producer, edge.consumer) in plan.fused_edges
+        reason = edge.reason.replace("native_", "")  # as the operations are called here
         boxes.append(layout.home(number))
-        notes.append(layout.size_of(number, si(edge.nbytes, "B")))
+        notes.append(layout.size_of(number, si(edge.nbytes, "B"), answered if fused else None))
         through_memory = layout.home(number, inset=2), *layout.ways(number)
         movers += [_shown(place, -1.0, answered if fused else seconds + 1, UNFUSED) for place in through_memory]
         joint = layout.between(number)
@@ -147,10 +149,10 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
                 bars += _frame(layout.operation(each), answered)
             coloured |= {number, number + 1}
             fell = f"{si(moved[number], 'B')} become {si(moved[number + 1], 'B')}, in {kernels} kernels"
-            told.append((answered, f"Yes: {edge.reason}. {fell}."))
+            told.append((answered, f"Yes: {reason}. {fell}."))
         else:
             movers.append(_shown(joint, answered, seconds + 1, WRONG))
-            told.append((answered, f"No: {edge.reason}."))
+            told.append((answered, f"No: {reason}. Still {si(moved[number], 'B')}."))
     told.append((seconds - 1, f"{kernels} kernels of {len(names)} are left, and {si(moved[-1], 'B')} of traffic."))
     x, y, room = layout.bar(len(names))
     notes.append(Note("bytes moved", 0, layout.low(len(names)), bold=True))
@@ -158,7 +160,9 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
     for number, value in enumerate(moved):
         begin = -1.0 if not number else ANSWERED * (number - 1) + ASKED - 0.01
         end = ANSWERED * number + ASKED if number < len(plan.edges) else seconds + 1
-        movers.append(_shown((x + 2, y + 2, (room - 4) * value / moved[0], 14), begin, end, UNFUSED))
+        wide = (room - 4) * value / moved[0]
+        movers.append(_shown((x + 2, y + 2, wide, 14), begin, end, UNFUSED))
+        notes.append(Note(si(value, "B"), x + wide + 8, y + 13, bold=True, start=begin, end=end))
     notes.append(Note("0", x, y + 32))
     notes.append(Note(f"{si(moved[0], 'B')}, unfused", x + room, y + 32, "right"))
     right, line = x, 0
@@ -170,9 +174,11 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
         bars.append(Bar(right, low - SWATCH + 1, SWATCH, SWATCH, -1.0, -1.0, colour))
         notes.append(Note(meaning, right + SWATCH + 6, low))
         right += width
+    edges = len(plan.edges)
+    moments = [(ANSWERED * number, f"edge {number + 1} of {edges}") for number in range(edges)]
     return Animation(
-        (layout.width, y + 62 + 18 * line), seconds, 14.0, "steps", 0.5, layout.title, tuple(movers),
-        tuple(bars), tuple(notes), (), tuple(boxes), tuple(told), counts=True,
+        (layout.width, y + 62 + 18 * line), seconds, 14.0, "edges", 0.5, layout.title, tuple(movers),
+        tuple(bars), tuple(notes), (), tuple(boxes), tuple(told), moments=tuple(moments),
     )  # fmt: skip
 
 

@@ -6,7 +6,17 @@ takes in all is a recorded time; within it, every byte is taken to cross at the 
 
 from itertools import pairwise
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
+from helpers.figures.frame.animation import (
+    Animation,
+    Bar,
+    Counter,
+    Film,
+    MovingBox,
+    Note,
+    Stack,
+    flight,
+    read_legend,
+)
 from helpers.instruments.recordings import Recorded
 from helpers.style import FUSED, PURPLE, UNFUSED
 
@@ -18,9 +28,10 @@ FRAMED = 4 * ROW + 4  # the memory's frame, around its four rows
 BUS = 16  # pixels wide, at the right of memory and chip
 UNIT, REGISTER = (56, 22), (48, 22)  # a unit of the chip, and the register on the wire between the two
 SUM = PURPLE  # what makes the useless trip
+LEGEND = "the sum: written, then read back"
+REST = 0.75  # of the film: the fused kernel is done, and the second of the two reads the sum back
 ITEM = 4  # bytes of a number
 CROSSING = 2.0  # turns that a tile is in flight; one leaves at each turn
-LEGS = (0.35, 0.7)  # of a crossing: along its row until here, down or up the bus until there, then within the chip
 
 
 def trips(fused: bool) -> list[tuple[str, int, bool]]:
@@ -29,16 +40,6 @@ def trips(fused: bool) -> list[tuple[str, int, bool]]:
         return [step for tile in range(TILES) for step in (("a", tile, True), ("b", tile, True), ("y", tile, False))]
     added = [step for tile in range(TILES) for step in (("a", tile, True), ("b", tile, True), ("a + b", tile, False))]
     return added + [step for tile in range(TILES) for step in (("a + b", tile, True), ("y", tile, False))]
-
-
-def _trip(corners: list[tuple[float, float]], start: float, end: float, paint: str) -> list[MovingBox]:
-    """A tile's way between memory and chip: three straight legs, one after the other."""
-    parts = (0.0, *LEGS, 1.0)
-    if corners[0][1] > corners[-1][1]:  # outwards
-        parts = tuple(1 - part for part in reversed(parts))
-    times = [start + (end - start) * part for part in parts]
-    legs = zip(pairwise(corners), pairwise(times), strict=True)
-    return [MovingBox(*one, *other, CELL[0] - 1.5, 11, begin, stop, paint) for (one, other), (begin, stop) in legs]
 
 
 def _glow(x: float, start: float, end: float, paint: str, size: tuple[float, float] = UNIT) -> MovingBox:
@@ -73,8 +74,6 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         for name, top in rows.items():
             notes.append(Note(name, left + 4, top + 19))
             boxes.append((left + 40, top + 8, TILES * CELL[0], CELL[1]))
-            if name in "ab":
-                bars.append(Bar(left + 40, top + 8, TILES * CELL[0], CELL[1], 0.0, 0.0, colour, 0.25))
         bus = left + half - BUS
         framed = bus - 8 - left
         boxes += [(left, MEMORY, framed, FRAMED), (bus, MEMORY, BUS, CHIP - MEMORY), (left, CHIP, half, 72)]
@@ -94,6 +93,8 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
             start = units[one] + sizes[one][0]
             boxes.append((start, CHIP + 20 + UNIT[1] / 2, units[other] - start, 0.1))
         notes.append(Note("register", units["register"] + REGISTER[0] / 2, CHIP + 52, "center"))
+        arrived = {(name, tile): 0.0 for name in "ab" for tile in range(TILES)}
+        read = {}
         for number, (name, tile, inwards) in enumerate(steps):
             paint = SUM if name == "a + b" else colour
             x, y = left + 40 + tile * CELL[0], rows[name] + 8
@@ -105,24 +106,31 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
                 CHIP + (6 if inwards else 57),
             )  # below the register's name
             corners = [(x, y + 2), (bus + 1, y + 2), (bus + 1, inside[1]), inside]
-            movers += _trip(corners if inwards else corners[::-1], start, start + CROSSING * turn, paint)
             end = start + CROSSING * turn
-            if not inwards:
-                bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, end, end, paint))
+            movers += flight(corners if inwards else corners[::-1], (CELL[0] - 1.5, 11), start, end, paint)
+            if inwards:
+                read[name, tile] = start
+            else:
+                arrived[name, tile] = end
                 working = units["add" if name == "a + b" else "GELU"]
                 movers.append(_glow(working, start - turn, start + 0.4 * turn, paint))
                 if name == "a + b" or way == "fused":
                     movers.append(_glow(units["register"], start - 0.8 * turn, start + 0.4 * turn, SUM, REGISTER))
                 if way == "fused":
                     movers.append(_glow(units["add"], start - turn, start - 0.3 * turn, paint))
-            elif name != "a + b":
-                bars.append(Bar(x + 0.75, y + 1.5, CELL[0] - 1.5, CELL[1] - 3, start, start, paint, 0.5))
+        for (name, tile), start in arrived.items():
+            at, paint = (left + 40.75 + tile * CELL[0], rows[name] + 9.5), SUM if name == "a + b" else colour
+            bars.append(Bar(*at, CELL[0] - 1.5, CELL[1] - 3, start, start, paint, read=read.get((name, tile))))
         bars.append(Bar(left, CHIP + 92, half * moved[way] / max(moved.values()), 14, 0.0, seconds, colour))
         if count:
             crossed = moved[way] / TILES * ITEM * numbers / 1e9
             counters.append(Counter(way, "{} GB have crossed", left, CHIP + 88, crossed, 0.0, seconds))
         clock = left + 176 if count else left
         counters.append(Counter(way, "clock: {} µs", clock, CHIP + 88, 1e6 * seconds, 0.0, seconds, 0))
+    under = CHIP + 126
+    legend, said = read_legend(half + BESIDE, under)
+    bars += [Bar(0, under - 9, 10, 10, 0.0, 0.0, SUM), *legend]
+    notes += [Note(LEGEND, 16, under), *said]
     half_way = ways["unfused"] * 3 / 5
     told = (
         (
@@ -133,8 +141,8 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: bool = T
         (ways["unfused"], "Both give the same result. Only the unfused version moved the sum, out and back."),
     )
     scene = Animation(
-        (WIDTH, CHIP + 110), longest, 14.0, "µs", 1e6,
+        (WIDTH, under + 8), longest, 14.0, "µs", 1e6,
         "The same result, but fused, the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
-    return Film({"add + GELU": scene}, narrow=Stack(half + BESIDE, half + 4, room=3))
+    return Film({"add + GELU": scene}, frame=REST, narrow=Stack(half + BESIDE, half + 4, room=3))

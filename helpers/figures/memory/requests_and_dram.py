@@ -4,7 +4,7 @@ Which tiles of the sum L2 still has when the second kernel asks for them is what
 predicts: it counts reads that miss, and all writes, as DRAM traffic.
 """
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack, read_legend
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.dry_run import EagerLaunch, MovedOperand
 from helpers.instruments.prediction import L2Cache
@@ -47,13 +47,16 @@ def _scene(elements: int, device: str) -> Animation:
 
     def leg(tile: int, top: float, bottom: float, start: float, paint: str) -> None:
         movers.append(
-            MovingBox(x_of(tile) + 1, top, x_of(tile) + 1, bottom, CELL[0] - 3, CELL[1] - 3, start, start + 1, paint)
-        )
+            MovingBox(
+                x_of(tile) + 1, top, x_of(tile) + 1, bottom, CELL[0] - 3, CELL[1] - 3, start, start + 1, paint, True
+            )
+        )  # fmt: skip
 
     def loaded(name: str, tile: int, paint: str, hit: bool = False) -> None:
         nonlocal time
         if not hit:
             leg(tile, rows[name] + 2, L2 + 16, time, paint)
+            read[name, tile] = time
             crossing.append(time + 1)
         leg(tile, L2 + 16, SMS + 22, time + 1, paint)
         asked.append(time + 2)
@@ -63,13 +66,13 @@ def _scene(elements: int, device: str) -> Animation:
         nonlocal time
         leg(tile, SMS + 22, L2 + 16, time, paint)
         leg(tile, L2 + 16, rows[name] + 2, time + 1, paint)
-        bars.append(Bar(x_of(tile) + 1, rows[name] + 2, CELL[0] - 3, CELL[1] - 3, time + 2, time + 2, paint))
+        arrived[name, tile] = time + 2
         asked.append(time + 1)
         crossing.append(time + 2)
         time += 2
 
-    for name in "ab":
-        bars += [Bar(x_of(tile) + 1, rows[name] + 2, CELL[0] - 3, CELL[1] - 3, 0.0, 0.0, BLUE) for tile in range(TILES)]
+    arrived = {(name, tile): 0.0 for name in "ab" for tile in range(TILES)}
+    read = {}  # from DRAM
     written = []
     for tile in range(TILES):
         loaded("a", tile, BLUE)
@@ -86,12 +89,17 @@ def _scene(elements: int, device: str) -> Animation:
             movers.append(MovingBox(*at, *at, CELL[0] - 3, CELL[1] - 3, written[tile] - 1, held, PURPLE))
         loaded("a + b", tile, PURPLE, hit)
         stored("y", tile, BLUE)
+    for (name, tile), start in arrived.items():
+        paint, at = PURPLE if name == "a + b" else BLUE, (x_of(tile) + 1, rows[name] + 2)
+        bars.append(Bar(*at, CELL[0] - 3, CELL[1] - 3, start, start, paint, read=read.get((name, tile))))
+    legend, said = read_legend(LEFT - 8, DRAM + 4 * ROW + 26, "read from DRAM")
+    bars += legend
     boxes += [(LEFT - 8, SMS, TILES * CELL[0] + 16, 48), (LEFT - 8, L2, TILES * CELL[0] + 16, 42)]
     boxes.append((LEFT - 8, DRAM, TILES * CELL[0] + 16, 4 * ROW + 8))
     notes = [
         Note("SMs", 0, SMS + 28, bold=True), Note("L2", 0, L2 + 25, bold=True),
         Note("DRAM", 0, rows["b"] + 12, bold=True),
-        *(Note(name, LEFT - 14, top + 12, "right") for name, top in rows.items()),
+        *(Note(name, LEFT - 14, top + 12, "right") for name, top in rows.items()), *said,
     ]  # fmt: skip
     counters = []
     for name, value, top, ends in (
@@ -122,7 +130,7 @@ def _scene(elements: int, device: str) -> Animation:
     )
     title = f"{title}: {elements / 1e6:,.0f} million elements, {device}"
     return Animation(
-        (WIDTH, DRAM + 4 * ROW + 16), turns, 14.0, "turns", 1.0, title,
+        (WIDTH, DRAM + 4 * ROW + 34), turns, 14.0, "turns", 1.0, title,
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told, counts=True,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ const panelSvg = (sm, resource, block, limiting, more) => {
   const x = (value) => (left + ((right - left) * value) / largest).toFixed(1);
   const y = (warps) => (bottom - ((bottom - top) * warps) / most).toFixed(1);
   const warpsAt = (value) => warpsOn(sm, { ...block, [key]: value });
+  const limits = limiting.includes(resource);
   const mark = (value, fill) =>
     `<rect x="-3.5" y="-3.5" width="7" height="7" fill="${fill}" stroke="currentColor" data-mark="${y(warpsAt(value))}"` +
     ` transform="translate(${x(value)} ${y(warpsAt(value))}) rotate(45)"/>`;
@@ -63,13 +64,12 @@ const panelSvg = (sm, resource, block, limiting, more) => {
   });
   path += `H${x(values.at(-1))}`;
 
-  const limits = limiting.includes(resource);
   const text = (value, dy, weight) => `<text x="${left}" y="${top - dy}" font-weight="${weight}">${value}</text>`;
   return (
-    `<path d="${path}" fill="none" stroke="currentColor" stroke-width="1.2" data-sweep="${resource}"/>` +
+    `<path d="${path}" fill="none" stroke="${limits ? sm.limiting : sm.grey}" stroke-width="${limits ? 2.4 : 1.2}" data-sweep="${resource}"/>` +
     `<path d="M${x(own)} ${top}V${bottom}" stroke="${sm.grey}" stroke-dasharray="4 2"/>` +
     (alone ? mark(more[key], "none") + text(`${label(more[key])}: one more block`, sm.freeing_line, "normal") : "") +
-    mark(own, sm.grey) +
+    mark(own, limits ? sm.limiting : sm.grey) +
     text(label(own) + (limits ? " limits" : ""), sm.own_line, limits ? "bold" : "normal")
   );
 };

@@ -47,6 +47,7 @@ SM_HEIGHT = 3 * BAR_STEP + 20
 # On a narrow page, above all else: each bar below its name, as wide as the page.
 NARROW_TOP, NARROW_STEP, NARROW_WIDTH = -75, 28, 260
 BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
+LIMITING = FUSED  # of a limiting resource's sweep; the others' are grey
 
 
 def finding(occupancy: Occupancy) -> str:
@@ -117,8 +118,8 @@ def occupancy_chart(occupancy: Occupancy) -> Chart:
     """Draw active warps as threads, registers or shared memory vary, and mark this kernel.
 
     Above, the SM: a bar per resource, which its blocks fill; where the next block would not fit, it is dashed. Each
-    panel varies one resource and keeps the others. Each panel's title names a limiting resource; where changing that
-    one resource lets one more block in, an open mark shows the value.
+    panel varies one resource and keeps the others. A limiting resource has "limits" in its title and a blue line; where
+    changing that one resource lets one more block in, an open mark shows the value.
     """
     figure, panels = occupancy_axes(limits(occupancy.compute_capability))
     marker, colour = MARKERS["single"]
@@ -145,9 +146,10 @@ def occupancy_chart(occupancy: Occupancy) -> Chart:
                 axes.plot(freeing, warps[freeing], marker, color="none", mec=TEXT, **mark)
             values = sorted(warps)
             # What a value allows, every lower value down to the one before it allows too, or more.
-            axes.step(values, [warps[value] for value in values], where="pre", color=TEXT, linewidth=1.2)
+            line, fill, wide = (LIMITING, LIMITING, 2.4) if resource in limiting else (LIMIT, colour, 1.2)
+            axes.step(values, [warps[value] for value in values], where="pre", color=line, linewidth=wide)
             axes.axvline(sweep.at, color=LIMIT, linewidth=1, linestyle="--")
-            axes.plot(sweep.at, occupancy.warps, marker, color=colour, mec=TEXT, **mark)
+            axes.plot(sweep.at, occupancy.warps, marker, color=fill, mec=TEXT, **mark)
     return Chart(figure, f"{finding(occupancy)}. {occupancy!r}")
 
 
@@ -200,6 +202,7 @@ def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
         "own_line": OWN_LINE,
         "freeing_line": FREEING_LINE,
         "grey": LIMIT,
+        "limiting": LIMITING,
         "sm": {
             "top": SM_TOP,
             "height": BAR_HEIGHT,
@@ -263,9 +266,11 @@ class OccupancyExplorer(Explorer):
         threads: per block, a multiple of 32 up to 1024.
         registers: per thread, 1 to 255.
         shared_memory: bytes per block, static and dynamic, without the driver's share.
+        first: the only control that isn't folded, "registers" for instance. None: all are shown.
 
     Raises:
-        ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.
+        ValueError: an unknown device or control, a value outside these ranges, or more shared memory than a block can
+            have.
     """
 
     _parts = (
@@ -276,7 +281,14 @@ class OccupancyExplorer(Explorer):
     )
     _flat = (1, 0.6, 0.6, 0.6)
 
-    def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
+    def __init__(
+        self,
+        device: str = "H100",
+        threads: int = 256,
+        registers: int = 64,
+        shared_memory: int = 0,
+        first: str | None = None,
+    ):
         occupancy(
             DEVICES[device].compute_capability,
             threads=threads,
@@ -290,6 +302,10 @@ class OccupancyExplorer(Explorer):
         self.shared_memory = slider("shared memory", sizes, shared_memory, labels)
         self.device = widgets.Dropdown(options=list(DEVICES), value=device, description="GPU")
         self._values = {"threads": THREADS, "registers": REGISTERS, "shared memory": sizes}
+        if first and first not in (*self._values, "GPU"):
+            raise ValueError(f"no control {first!r} here: choose from {', '.join((*self._values, 'GPU'))}")
+        if first:
+            self._folded = tuple(name for name in (*self._values, "GPU") if name != first)
         super().__init__(_OccupancyStage(), [self.threads, self.registers, self.shared_memory], [[self.device]])
 
     def _occupancy(self) -> Occupancy:

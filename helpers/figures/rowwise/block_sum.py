@@ -1,6 +1,6 @@
 """Animate a block's sum as its threads make it: shuffles within each warp, then shared memory and a barrier."""
 
-from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack
+from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack, read_legend
 from helpers.style import FUSED, GREEN, LIMIT, PURPLE, UNFUSED
 
 WARPS, LANES = 4, 8  # drawn; a warp has 32 lanes
@@ -8,7 +8,6 @@ LANE, WARP = 17, 156  # pixels from one to the next
 BOX, SENT = 14, 6  # sides of a lane's box and of the value it sends
 ELEMENTS, SUMS, SHARED = 62, 124, 206  # tops of the rows
 FLIGHT = 0.8  # of a step
-FAINT = 0.35  # opacity of an element
 TITLE = "tl.sum is one call; in CUDA each step is yours"
 
 
@@ -46,7 +45,7 @@ def block_sum_animation() -> Film:
     for warp, lane in lanes:
         x = _left(warp, lane)
         boxes += [(x, ELEMENTS, BOX, BOX), (x, SUMS, BOX, BOX)]
-        bars.append(Bar(x + 1, ELEMENTS + 1, BOX - 2, BOX - 2, 0.0, 0.0, UNFUSED, FAINT))
+        bars.append(Bar(x + 1, ELEMENTS + 1, BOX - 2, BOX - 2, 0.0, 0.0, UNFUSED, read=0.0))
         send(0.0, x, ELEMENTS, x, SUMS, UNFUSED)
     step = 1.0
     for far, summed in zip((0, *shuffles(LANES)), held(LANES), strict=True):
@@ -89,9 +88,12 @@ def block_sum_animation() -> Film:
         f"a warp is drawn with {LANES} lanes, it has 32",
     )
     notes += [Note(line, 0, SHARED + 42 + 16 * number) for number, line in enumerate(legend)]
+    tiles, said = read_legend(0, SHARED + 42 + 16 * len(legend))
+    bars += tiles
+    notes += said
     half = 2 * WARP
     scene = Animation(
-        (WARPS * WARP, SHARED + 82), step + 1, 16.0, "steps", 1.0, TITLE, tuple(movers), tuple(bars), tuple(notes),
+        (WARPS * WARP, SHARED + 98), step + 1, 16.0, "steps", 1.0, TITLE, tuple(movers), tuple(bars), tuple(notes),
         (), tuple(boxes), tuple(told), counts=True,
     )  # fmt: skip
     return Film({"sum": scene}, frame=waiting / scene.seconds, narrow=Stack(half, half))

@@ -153,7 +153,7 @@ def variance_axes(arithmetic: str) -> tuple[Figure, Axes]:
         axes.set_xlabel("mean of the rows (their standard deviation is 1)")
         axes.set_ylabel("largest error of a result")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}" if value < 0.9 * TOP else "")  # it has a name
         axes.axhline(TOP, color=LIMIT, linewidth=1, linestyle=":")
         axes.annotate("not a number", (1, TOP), (0, 4), textcoords="offset points")
         for number, (way, (colour, marker, dash)) in enumerate(LOOKS.items()):
