@@ -538,6 +538,8 @@ def _others(record: dict) -> list[str]:
             cells += [f"{us:.0f}", f"{other:.0f}" if theirs else "", f"{us / other - 1:+.0%}" if theirs else ""]
         cells += [f"{each['eager']['us'] / each['compiled']['us']:.2f}" if each else "" for each in (ours, theirs)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    if missing := [name for name in OTHERS if name not in measured]:
+        lines += ["", f"Not measured yet: {', '.join(missing)}."]
     return [*lines, "", *OTHER_NOTES]
 
 
