@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from helpers.instruments import compile_for
+from helpers.learning.checks.split_decode import MANY_KEYS
 from kernels.interpreter import runtime
 
 interpreted = pytest.mark.skipif(runtime.has_gpu(), reason="kernels are compiled here")
@@ -160,6 +161,16 @@ def test_an_endless_loop_ends_within_ten_seconds(monkeypatch):
     with pytest.raises(InterpreterError, match="passes through loops in one program instance: does this one end"):
         spin_kernel[(1,)](torch.zeros(1024), BLOCK=1024)
     assert time.thread_time() - began < 5
+
+
+@interpreted
+def test_no_clock_ends_a_walk_through_an_exercises_keys_in_blocks_of_16(monkeypatch):
+    monkeypatch.setattr(runtime, "MAX_SECONDS", 0.0)  # as on a machine that is slow without end
+    x = torch.zeros(1, dtype=torch.int32)
+    count_kernel[(2,)](x, MANY_KEYS, 16, BLOCK=1)
+    assert x.item() >= MANY_KEYS
+    with pytest.raises(InterpreterError, match="passes through loops in one program instance: does this one end"):
+        count_kernel[(1,)](x, MANY_KEYS, 0, BLOCK=1)
 
 
 @triton.jit
