@@ -9,8 +9,9 @@ to show figures that move without a kernel.
   stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
 - Each question folds its answer: what follows it, in its section, stays hidden until the reader guesses or asks. A
-  figure that moves or a puzzle needs no guess, nor does the text before and after it, unless it shows an answer.
-  Whatever answers several questions waits for the last of them.
+  figure that moves or a puzzle needs no guess, nor does the paragraph that leads to it or the text after it, unless it
+  shows an answer. Whatever answers several questions waits for the last of them.
+- An answer further down is folded where it is, together with the text about it.
 - If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
   the notebook, and its first cell. Text that only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
@@ -85,6 +86,7 @@ LACKS = re.compile(r"No module named|CUDA driver")
 NO_GPU = "No GPU here. "
 THIS_CPU, BUILDER = "on this CPU", "on the CPU that built this page"
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
+STRUCTURE = re.compile(r"\d+\. |- |<|\$\$|```")  # a list, HTML, a formula, code
 FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
 
@@ -360,6 +362,8 @@ class Site:
                 cell.outputs = [output for output in cell.outputs if not _only_says(output, asks)]
             for output in cell.get("outputs", [])[1:]:
                 output.built_here = False  # the first one tells
+            if "unfolds" in cell.metadata:
+                cell.metadata["unfolds_shows"] = shown_by(cell.outputs[-1])
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 output.code = highlighted(output)
@@ -613,8 +617,8 @@ def fold(
                 break
             stretch.append(cell)
         beyond = cells[start + len(stretch) :][:1]
-        while beyond and beyond[0].id in free and stretch and stretch[-1].cell_type == "markdown":
-            stretch.pop()  # it leads to what may be seen
+        if beyond and beyond[0].id in free:
+            stretch = _without_lead(stretch, cells)
         if not any(cell.id in waits for cell in stretch):
             continue
         stretch[0].metadata["opens"], stretch[-1].metadata["closes"] = number, True
@@ -633,7 +637,52 @@ def fold(
             left[id_] = numbers
         elif telling := [each for each in numbers if says(told, founds[each])]:
             left[id_] = telling
+    for id_ in list(left):
+        if id_ in left:
+            _fold_with_its_text(cells, id_, left, free)
     return left
+
+
+def _fold_with_its_text(cells: list[nbformat.NotebookNode], id_: str, left: dict[str, list[int]], free: set) -> None:
+    """Mark what is folded along with an answer, by `unfolds` and `unfolded`, if it has text: what follows it, to a
+    heading, a question, or what may be seen. Those cells wait no longer by themselves: take them out of `left`."""
+    at = next(number for number, cell in enumerate(cells) if cell.id == id_)
+    group = [cells[at]]
+    for cell in cells[at + 1 :]:
+        seen = _asks(cell) or cell.id in free
+        if seen or _has_heading(cell) or "opens" in cell.metadata or left.get(cell.id, left[id_]) != left[id_]:
+            break
+        group.append(cell)
+    if cells[at + len(group) :] and seen:
+        group = _without_lead(group, cells)
+    if all(cell.cell_type == "code" for cell in group):
+        return
+    group[0].metadata["unfolds"], group[-1].metadata["unfolded"] = left[id_], True
+    for cell in group:
+        left.pop(cell.id, None)
+
+
+def _without_lead(stretch: list[nbformat.NotebookNode], cells: list) -> list[nbformat.NotebookNode]:
+    """Return cells to fold without the text at their end that leads to what may be seen; split its cell in `cells`."""
+    if not stretch or stretch[-1].cell_type != "markdown":
+        return stretch
+    *others, last = stretch
+    told, last.source = split_at_lead(last.source)
+    if not told:
+        return others
+    before = nbformat.v4.new_markdown_cell(told)
+    cells.insert(cells.index(last), before)
+    return [*others, before]
+
+
+def split_at_lead(text: str) -> tuple[str, str]:
+    """Split text before its last paragraph, which leads to what follows: it keeps the list after it, and the formula
+    before it with its paragraph."""
+    blocks = [block for block in text.strip().split("\n\n") if block]
+    lead = max((at for at, block in enumerate(blocks) if not STRUCTURE.match(block)), default=0)
+    if lead and blocks[lead - 1].startswith("$$"):
+        lead = max(lead - 2, 0)
+    return "\n\n".join(blocks[:lead]), "\n\n".join(blocks[lead:])
 
 
 def _asks(cell: nbformat.NotebookNode) -> bool:

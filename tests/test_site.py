@@ -494,11 +494,11 @@ def test_a_question_has_one_fold(sample):
         assert page.select(".answers h2, .answers .fusion-guess, .answers .answer") == []
         table = page.select(".answer")[-1]
         assert table["data-answers"].split() == [form["data-number"] for form in asked]
-        assert len({each.find_parent(class_="cell")["id"] for each in page.select(".answer")}) <= 2
+        assert len(page.select(".answer")) <= 2
 
 
 def test_what_a_question_hides():
-    """To a heading, the next question, or a figure that moves and tells nothing, with the text that leads to it."""
+    """To a heading, the next question, or a figure that moves and tells nothing and the paragraph that leads to it."""
     v4, found = nbformat.v4, "size: 20 MB; you made no guess"
     texts = {
         "size": "size: [your guess] MB",
@@ -513,6 +513,11 @@ def test_what_a_question_hides():
         "more.compare": "more: 3; you made no guess",
         "## Section": None,
         "again": "20 MB",
+        "It fell.\n\nOf two.\n\nNow try:\n\n1. What else?": None,
+        "puzzle(other, 2)": "Not yet",
+        "## Another": None,
+        "last": "20 MB",
+        "It says so.": None,
     }
     cells = [
         v4.new_markdown_cell(name)
@@ -520,23 +525,51 @@ def test_what_a_question_hides():
         else v4.new_code_cell(name, outputs=[v4.new_output("stream", text=told)])
         for name, told in texts.items()
     ]
-    names = list(texts)
-    of = {0: [1, 2, 5, 6, 7, 11], 1: [9, 11]}
-    waits = build_site.fold(
-        v4.new_notebook(cells=cells), [[cells[at] for at in its] for its in of.values()], ["20 MB", "3"], {}
-    )
+    of = {0: [1, 2, 5, 6, 7, 11, 15], 1: [9, 11, 15]}
+    notebook = v4.new_notebook(cells=[*cells])
+    waits = build_site.fold(notebook, [[cells[at] for at in its] for its in of.values()], ["20 MB", "3"], {})
     marks = {
-        name: (cell.metadata.get("opens"), cell.metadata.get("closes")) for name, cell in zip(names, cells, strict=True)
+        cell.source: tuple(cell.metadata.get(mark) for mark in ("opens", "closes", "unfolds", "unfolded"))
+        for cell in notebook.cells
     }
-    assert {name: mark for name, mark in marks.items() if mark != (None, None)} == {
-        "size.compare": (0, None),
-        "chart": (None, True),
-        "more.compare": (1, True),
+    assert {name: mark for name, mark in marks.items() if any(each is not None for each in mark)} == {
+        "size.compare": (0, None, None, None),
+        "read": (None, True, None, None),
+        "more.compare": (1, True, None, None),
+        "again": (None, None, [0, 1], None),
+        "It fell.\n\nOf two.": (None, None, None, True),
+        "last": (None, None, [0, 1], None),
+        "It says so.": (None, None, None, True),
     }
-    assert {names[[cell.id for cell in cells].index(each)]: numbers for each, numbers in waits.items()} == {
-        "telling": [0],
-        "again": [0, 1],
+    assert "Now try:\n\n1. What else?" in marks
+    assert {next(cell.source for cell in cells if cell.id == each): numbers for each, numbers in waits.items()} == {
+        "telling": [0]
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("It fell.\n\nNow try this.", "It fell."),
+        ("It fell. Now try this.", ""),
+        ("It fell.\n\nTry:\n\n1. One.\n2. Two.\n", "It fell."),
+        ("It fell.\n\nFrom this:\n\n$$x$$\n\nNow try this.", "It fell."),
+    ],
+)
+def test_the_paragraph_that_leads_to_a_figure_is_not_folded(text, told):
+    before, leads = build_site.split_at_lead(text)
+    assert before == told
+    assert f"{before}\n\n{leads}".strip() == text.strip()
+
+
+def test_text_about_a_folded_picture_is_folded_with_it(sample):
+    """Beside "Show the picture", it would give the answer away, or speak of nothing."""
+    page = markup(sample.out, "notebooks/00_welcome")
+    [fold] = page.select(".answer:has(> p)")
+    assert fold["data-answers"] == "1"
+    assert fold.summary.get_text() == "Show the picture and the text about it"
+    assert "This chart is the whole course in one picture" in fold.get_text()
+    assert not page.select(".answer .answer"), "one link opens all of it"
 
 
 def test_code_has_elements_only_where_it_has_colours():

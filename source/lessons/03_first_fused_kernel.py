@@ -140,7 +140,7 @@ beyond.compare(ten.hazards[0].elements)
 # (A program ID has three parts because a grid can have up to three dimensions. Ours has one.) Step through the launch,
 # with [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses in orange-red:
 
-# %%
+# %% tags=["answers-beyond"]
 slope = torch.arange(10.0, device=device)
 watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLOCK=4)
 
