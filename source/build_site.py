@@ -13,7 +13,8 @@ to show figures that move without a kernel.
   shows an answer. Whatever answers several questions waits for the last of them.
 - An answer further down is folded where it is, together with the text about it.
 - If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
-  the notebook, and its first cell. Text that only applies to a notebook, <span class="lab"> in a lesson, is left out.
+  the notebook, and its first cell. On a phone a picture comes before its controls and the text that leads to it. Text
+  that only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
 
     python source/build_site.py                  build site/
@@ -334,8 +335,8 @@ class Site:
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Turn each cell into what the template shows; return its live figures among the `known` ones."""
         tell_whose_machine(notebook)
-        lead_with_the_figure(notebook)
         begin_with_headings(notebook)
+        lead_with_the_figure(notebook)
         live, asks = {}, {}
         tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
         answers = answers_of(notebook)
@@ -502,15 +503,20 @@ def finished_film() -> dict:
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
     """Move a lesson's opening figure below its question; how to run the notebook comes before the rest.
 
-    The text before it and the folded "What you should see" after it move too.
+    The text right before and after it moves too. A phone shows the text before it below it: mark both.
     """
     opening, *others = notebook.cells
     found, rest = GOALS.search(opening.source), opening
     at = next((number for number, cell in enumerate(others) if cell.cell_type == "code" and is_live(cell)), 0)
     if found and at and others[at - 1].cell_type == "markdown" and not any(map(_has_heading, others[:at])):
         end = at + 1
-        if others[end:] and others[end].source.startswith("<details>") and not _has_heading(others[end]):
+        while others[end:] and others[end].cell_type == "markdown" and not _has_heading(others[end]):
+            if others[end].source.rstrip().endswith(":"):
+                break  # it leads to the next cell
             end += 1
+        lead = others[at - 1]
+        lead.source = re.sub(r":\s*\Z", ".", lead.source)
+        lead.metadata["leads"] = others[at].metadata["led"] = True
         rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
         opening.source = opening.source[: found.start()]
         notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]

@@ -902,12 +902,46 @@ def test_the_first_page_breaks_no_number(chromium, sample):
 
 
 @pytest.mark.long
-def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole):
-    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+@pytest.mark.parametrize(("width", "height", "lowest"), [(1440, 900, 700), (390, 844, 650)])
+def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole, width, height, lowest):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": width, "height": height})
     lessons = [page for page in whole.pages if page.kind == "lesson" and page.number]
     tops = {page.number: visit.open(page.target.removesuffix(".html")).evaluate(FIRST)["top"] for page in lessons}
     assert len(tops) >= 20
-    assert {number: top for number, top in tops.items() if top > 700} == {}
+    assert {number: top for number, top in tops.items() if top > lowest} == {}
+
+
+def test_a_phone_shows_a_picture_first_and_its_controls_in_the_same_window(chromium, address):
+    page = Visit(chromium, address, viewport={"width": 390, "height": 844}).open("notebooks/00_small")
+    figure = page.locator("[data-figure=figure1]")
+    figure.scroll_into_view_if_needed()
+    chart, controls = figure.locator(".fusion-chart"), figure.locator(".controls")
+    chart.wait_for()
+    figure.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 100)")
+    page.wait_for_timeout(300)
+    above, below = chart.bounding_box(), controls.bounding_box()
+    assert above["y"] + above["height"] <= below["y"] + 1
+    chart.evaluate("node => node.style.minHeight = '800px'")  # more than the window has
+    page.wait_for_timeout(300)
+    assert 840 <= controls.evaluate("node => node.getBoundingClientRect().bottom") <= 844
+    figure.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 600)")
+    page.wait_for_timeout(300)
+    clear = figure.evaluate("""node => {
+        const top = (name) => node.querySelector(name).getBoundingClientRect().top;
+        return top(".controls") - top(".picture-first");
+    }""")
+    assert clear == pytest.approx(320, abs=2), "they cover what comes first"
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_timeout(300)
+    assert controls.bounding_box()["y"] < chart.bounding_box()["y"]
+
+
+def test_a_phone_shows_the_opening_figure_before_the_text_that_leads_to_it(chromium, sample):
+    for width, first in ((390, "figure"), (1440, "text")):
+        visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": width, "height": 844})
+        page = visit.open("notebooks/00_welcome")
+        tops = [page.locator(f".opening > {each}").first.bounding_box()["y"] for each in (".cell", "p")]
+        assert ("figure" if tops[0] < tops[1] else "text") == first
 
 
 @pytest.mark.parametrize(
@@ -984,23 +1018,27 @@ def _opening(*between: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 SETUP = nbformat.v4.new_code_cell("import torch")
 GUESS = nbformat.v4.new_code_cell("predict_first('B')", outputs=[nbformat.v4.new_output("stream", text="B:")])
+CODE_AHEAD = nbformat.v4.new_markdown_cell("This is its kernel:")
 SEEN = nbformat.v4.new_markdown_cell("<details><summary>What you should see</summary>It moves.</details>")
 
 
 @pytest.mark.parametrize("between", [[SETUP], [GUESS, SETUP]], ids=["after the imports", "after a guess"])
-@pytest.mark.parametrize("after", [[], [SEEN]], ids=["alone", "with what is to be seen"])
+@pytest.mark.parametrize("after", [[], [SEEN], [CODE_AHEAD]], ids=["alone", "with what is to be seen", "before code"])
 def test_a_lesson_leads_with_its_opening_figure(between, after):
     section = nbformat.v4.new_markdown_cell("## Section")
     notebook = nbformat.v4.new_notebook(cells=[*_opening(*between), *after, section])
+    stays, after = (after, []) if after == [CODE_AHEAD] else ([], after)
     build_site.lead_with_the_figure(notebook)
     first, told, film, *others = notebook.cells
     assert first.source == "# 05 A lesson\n\nWhy?\n\n"
-    assert (told.source, film.source) == ("Press Play:", "passes_animation('norm')")
+    assert (told.source, film.source) == ("Press Play.", "passes_animation('norm')"), "it may come after the figure"
+    assert told.metadata["leads"]
+    assert film.metadata["led"]
     assert others[: len(after)] == after
     goals = others[len(after)]
     assert goals.source.startswith("You learn to")
     assert [cell for cell in notebook.cells if cell.metadata.get("how_to_run")] == [goals]
-    assert others[len(after) + 1 :] == [*between, section]
+    assert others[len(after) + 1 :] == [*between, *stays, section]
 
 
 def test_a_figure_of_a_section_stays_there():

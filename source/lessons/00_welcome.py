@@ -41,11 +41,8 @@ waiting.compare(
 )
 
 # %% [markdown]
-# Watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each
-# tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
-# nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
-# [traffic](../docs/glossary.md#traffic). Press **Play**, or drag the slider. (The two totals were measured on an H200.
-# We assume that the tiles move at a steady pace.)
+# Watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Press
+# **Play**, or drag the slider.
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -53,6 +50,12 @@ from helpers.instruments import recorded
 
 h200 = recorded("h200")
 traffic_animation(h200, count=False)
+
+# %% [markdown]
+# Each tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
+# nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
+# [traffic](../docs/glossary.md#traffic). (The two totals were measured on an H200. We assume that the tiles move at a
+# steady pace.)
 
 # %% tags=["hide-input"]
 import torch

@@ -171,8 +171,8 @@ memory_bound.compare(
 # which is a single launch).
 #
 # The chart starts with one roof and one operation. Use *show* to add the rest one step at a time: the compute roof,
-# then the points that fusing moves, then everything. (At the last step, the notebook lets you choose
-# among nine operations.) Move the sliders with the mouse or the arrow keys.<span class="lab"> (If you made a guess for ReLU, it's
+# then the points that fusing moves, then everything. (At the last step, the notebook lets you choose among nine
+# operations.) Move the sliders with the mouse or the arrow keys.<span class="lab"> (If you made a guess for ReLU, it's
 # marked.)</span> See if you can answer these:
 #
 # 1. Which operations does *columns* move, and which stay where they are?
