@@ -936,6 +936,20 @@ def test_a_phone_shows_a_picture_first_and_its_controls_in_the_same_window(chrom
     assert controls.bounding_box()["y"] < chart.bounding_box()["y"]
 
 
+def test_the_link_to_code_is_below_what_the_code_drew(chromium, sample):
+    """Beside it, it covered the ends of lines, and was far from a narrow figure."""
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900}).open(
+        "notebooks/00_welcome"
+    )
+    gaps = page.locator(".cell:has(> details.code):has(> .output)").evaluate_all("""cells => cells.map((cell) => {
+        const { top, left } = cell.querySelector(":scope > details.code").getBoundingClientRect();
+        const drawn = [...cell.querySelectorAll(":scope > .output")].at(-1).getBoundingClientRect();
+        return [top - drawn.bottom, left - drawn.left];
+    })""")
+    assert len(gaps) > 3
+    assert [gap for gap in gaps if gap[0] < 0 or abs(gap[1]) > 1] == []
+
+
 def test_a_phone_shows_the_opening_figure_before_the_text_that_leads_to_it(chromium, sample):
     for width, first in ((390, "figure"), (1440, "text")):
         visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": width, "height": 844})
