@@ -15,6 +15,7 @@ to show figures that move without a kernel.
 - If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
   the notebook, and its first cell. On a phone a picture comes before its controls and the text that leads to it. Text
   that only applies to a notebook, <span class="lab"> in a lesson, is left out.
+- An exercise's picture comes after its first paragraph, before the formulas.
 - Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
 
     python source/build_site.py                  build site/
@@ -40,6 +41,7 @@ import textwrap
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 from anywidget import AnyWidget
@@ -77,6 +79,7 @@ ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a q
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
 PICTURE_CELL = "from helpers.figures.exercise_pictures import"
+CAPTION = "**The picture**"
 CPP = re.compile(r"^(?:#include <|using \w+ = )", re.MULTILINE)
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
@@ -88,6 +91,10 @@ NO_GPU = "No GPU here. "
 THIS_CPU, BUILDER = "on this CPU", "on the CPU that built this page"
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
 STRUCTURE = re.compile(r"\d+\. |- |<|\$\$|```")  # a list, HTML, a formula, code
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+ElementTree.register_namespace("", MATHML[1:-1])
+SPACE_AT_END = re.compile(r"\\\n")  # of a formula's line
+RELATIONS = ("=", "\u2265", "\u2264", "\u2260", "\u2248")
 FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
 
@@ -148,10 +155,10 @@ class Renderer(IPythonRenderer):
         self.page, self.site = page, site
 
     def inline_math(self, body: str) -> str:
-        return convert(body)
+        return in_mathml(body)
 
     def block_math(self, body: str) -> str:
-        return f'<div class="formula">{convert(body, display="block")}</div>'
+        return f'<div class="formula">{breakable(in_mathml(body, "block"))}</div>'
 
     def heading(self, text: str, level: int, **attrs) -> str:
         plain = html.unescape(re.sub(r"<[^>]+>", "", text))
@@ -169,6 +176,43 @@ class Renderer(IPythonRenderer):
     def image(self, text: str, url: str, title: str | None = None) -> str:
         there = self.site.address(url, self.page)
         return super().image(text, there, title) if there and "://" not in there else html.escape(text)
+
+
+def in_mathml(formula: str, display: str = "inline") -> str:
+    return convert(SPACE_AT_END.sub(r"\\ ", formula), display=display)
+
+
+def breakable(formula: str) -> str:
+    """Return a formula in MathML as one or more elements, so that it may be broken between them: browsers break none.
+
+    It is broken at a wide space first, then before a relation or words and after a plus or minus, but not within
+    parentheses that grow with what is in them, a fraction or a sum's limits.
+    """
+    whole = ElementTree.fromstring(formula)
+    [row] = whole
+    formulas: list[list[list]] = [[[]]]  # between wide spaces, each of parts of nodes
+    ends = False  # whether an operand ends here
+    for node in row:
+        parts, sign = formulas[-1], node.text if node.tag == f"{MATHML}mo" else ""
+        is_relation, is_sum = sign in RELATIONS, ends and sign in ("+", "\u2212")
+        are_words = node.tag == f"{MATHML}mtext" and node.text.startswith("\u00a0")
+        if ends and (is_relation or are_words):
+            parts.append([])
+        parts[-1].append(node)
+        if is_relation or is_sum:
+            node.set("form", "infix")  # also at a part's end, where it would have no space around it
+        if is_sum:
+            parts.append([])
+        if node.tag == f"{MATHML}mspace" and node.get("width") in ("1em", "2em"):  # \quad, \qquad
+            formulas.append([[]])
+        ends = bool(formulas[-1][-1]) and (not sign or sign in (")", "]"))
+
+    def shown(part: list) -> str:
+        each = ElementTree.Element(f"{MATHML}math", whole.attrib)
+        ElementTree.SubElement(each, row.tag).extend(part)
+        return ElementTree.tostring(each, encoding="unicode")
+
+    return "".join(f"<span>{''.join(map(shown, filter(None, parts)))}</span>" for parts in formulas if any(parts))
 
 
 def words_of(markup: str) -> str:
@@ -501,9 +545,10 @@ def finished_film() -> dict:
 
 
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
-    """Move a lesson's opening figure below its question; how to run the notebook comes before the rest.
+    """Move a lesson's or an exercise's opening figure up; how to run the notebook comes before the rest.
 
-    The text right before and after it moves too. A phone shows the text before it below it: mark both.
+    In a lesson the figure comes right after the question, with the text right before and after it. A phone shows the
+    text before it below it: mark both.
     """
     opening, *others = notebook.cells
     found, rest = GOALS.search(opening.source), opening
@@ -521,9 +566,25 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
         opening.source = opening.source[: found.start()]
         notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]
     if others and PICTURE_CELL in others[0].source:
-        rest = others[0]  # an exercise's picture belongs to its opening
-        rest.metadata["bare"] = True
+        picture, *others = others
+        picture.metadata["bare"] = picture.metadata["picture"] = True
+        told = split_opening(opening.source)
+        first, rest, caption = map(nbformat.v4.new_markdown_cell, told)
+        notebook.cells = [first, *([caption] if told[2] else []), picture, rest, *others]
     rest.metadata["how_to_run"] = True
+
+
+def split_opening(text: str) -> tuple[str, str, str]:
+    """Split an exercise's opening into what comes before its picture, what comes after it, and what the picture shows.
+
+    In a notebook the picture comes last. On a page it comes after the first paragraph, before the formulas.
+    """
+    title, told, *others = text.strip().split("\n\n")
+    caption = ""
+    if others and others[-1].startswith(CAPTION):
+        caption = others.pop()
+    caption = "" if caption.rstrip(":") == CAPTION else caption
+    return f"{title}\n\n{told}", "\n\n".join(others), caption
 
 
 def divide(notebook: nbformat.NotebookNode) -> None:

@@ -369,6 +369,72 @@ def test_formulas_are_mathml(sample):
     assert "\\mathrm" not in prose
 
 
+@pytest.mark.parametrize(
+    ("formula", "parts"),
+    [
+        ("y = a + b", [["y", "=a+", "b"]]),
+        (r"y = -a", [["y", "=\u2212a"]]),
+        (r"s = a + b, \qquad y = s^2", [["s", "=a+", "b,"], ["y", "=s2"]]),
+        (r"y = \frac{a + b}{c}", [["y", "=a+bc"]]),
+        (r"y = \Bigl( \sum_{\text{in}} \text{size} + 1 \Bigr)", [["y", "=(\u2211insize+", "1)"]]),
+        (r"a \ge b \text{ the largest}", [["a", "\u2265b", "\u00a0the\u00a0largest"]]),
+    ],
+)
+def test_where_a_formula_may_be_broken(formula, parts):
+    page = BeautifulSoup(build_site.breakable(build_site.in_mathml(formula, "block")), "html.parser")
+    assert [[part.get_text() for part in each.select("math")] for each in page.select("span")] == parts
+
+
+def test_a_page_knows_every_command_in_a_formula():
+    formulas = [
+        found
+        for path in (*ROOT.glob("source/lessons/*.py"), *ROOT.glob("source/exercises/*.py"))
+        for found in re.findall(r"\$\$(.+?)\$\$", re.sub(r"\n# ?", "\n", path.read_text()), re.DOTALL)
+    ]
+    assert len(formulas) > 50
+    assert [each for each in formulas if "\\" in build_site.in_mathml(each)] == []
+    assert "\\" in build_site.in_mathml(r"\arg\max_i x"), "one that it doesn't know"
+
+
+def formulas_too_wide(page) -> list[str]:
+    page.add_style_tag(content=".section, .cell { content-visibility: visible !important; }")
+    return page.evaluate("""() => {
+        for (const each of document.querySelectorAll("details")) each.open = true;
+        for (const each of document.querySelectorAll(".answers")) each.hidden = false;
+        return [...document.querySelectorAll("main .formula")]
+            .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent);
+    }""")
+
+
+def test_a_phone_shows_all_of_a_formula(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open(
+        "exercises/03_fused_add_gelu"
+    )
+    assert page.locator(".formula").count() >= 1
+    assert formulas_too_wide(page) == []
+    page.add_style_tag(content=".formula, .formula > span { flex-wrap: nowrap !important; }")
+    assert formulas_too_wide(page), "one line would be too wide"
+
+
+def test_an_exercises_picture_comes_before_its_formulas_and_fills_the_column(chromium, sample):
+    for width in (390, 1440):
+        visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": width, "height": 900})
+        page = visit.open("exercises/03_fused_add_gelu")
+        picture = page.locator(".picture img")
+        picture.evaluate("node => node.decode()")
+        text, drawn = page.locator("main > p").first.bounding_box(), picture.bounding_box()
+        assert drawn["y"] < page.locator(".formula").first.bounding_box()["y"]
+        assert drawn["width"] > 0.93 * text["width"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "shown"), [("**The picture**", ""), ("**The picture**:", ""), ("**The picture**, of two:",) * 2]
+)
+def test_an_exercises_opening_is_split_around_its_picture(caption, shown):
+    told = build_site.split_opening(f"# Exercise\n\nWrite it.\n\n**The formula**\n\n$$x$$\n\n{caption}\n")
+    assert told == ("# Exercise\n\nWrite it.", "**The formula**\n\n$$x$$", shown)
+
+
 def test_a_column_without_a_name_has_no_header(sample):
     page = BeautifulSoup(sample.markup("| | a |\n|-|-|\n| b | c |\n", sample.front), "html.parser")
     assert [(cell.name, cell.text) for cell in page.select("thead :is(th, td)")] == [("td", ""), ("th", "a")]
@@ -988,6 +1054,7 @@ def test_every_page_at_every_width(chromium, whole, theme):
                 visit.see_all()
                 assert violations(visit.page) == [], f"{name} at {width}"
                 assert sideways(visit.page) <= 0, f"{name} at {width}"
+                assert formulas_too_wide(visit.page) == [], f"{name} at {width}"
             assert visit.errors == [], name
 
 
