@@ -179,7 +179,8 @@ class Renderer(IPythonRenderer):
 
 
 def in_mathml(formula: str, display: str = "inline") -> str:
-    return convert(SPACE_AT_END.sub(r"\\ ", formula), display=display)
+    formula = re.sub(r"\\text{[^}]*}", lambda words: words[0].replace(r"\_", "_"), SPACE_AT_END.sub(r"\\ ", formula))
+    return convert(formula, display=display)
 
 
 def breakable(formula: str) -> str:
