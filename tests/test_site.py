@@ -967,6 +967,43 @@ def test_the_first_page_breaks_no_number(chromium, sample):
     assert [text for text, lines in cells if lines > 1] == []
 
 
+def test_each_exercise_has_its_line_on_the_map(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open("index")
+    lines = page.locator(".map .exercise").evaluate_all(
+        "lines => lines.map((line) => [line.textContent, line.querySelector('a').getClientRects().length])"
+    )
+    assert len(lines) > 15
+    assert [text for text, rows in lines if rows > 1] == []
+    assert all(re.fullmatch(r"exercise \d+b?: \d+ minutes, \d+ points", text) for text, _ in lines)
+    tops = page.locator(".map .row").evaluate_all("""rows => rows.map((row) => {
+        const lines = [...row.querySelectorAll(".small:not(.done)")].map((each) => each.getBoundingClientRect());
+        return lines.slice(1).every((each, place) => each.top >= lines[place].bottom - 1);
+    })""")
+    assert all(tops)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_maps_drawings_are_seen_in_either_theme(chromium, sample, theme):
+    visit = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme)
+    page = visit.open("index")
+    fills = page.locator(".map svg [fill]:not([fill=none])").evaluate_all(
+        "all => [...new Set(all.map((each) => getComputedStyle(each).fill))]"
+    )
+    paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(fills) >= 4
+    for fill in fills:
+        ink = luminance(fill)
+        least = 4 if theme == "dark" else 2
+        assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > least, fill
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.1's relative luminance of "rgb(r, g, b)"."""
+    parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "height", "lowest"), [(1440, 900, 700), (390, 844, 650)])
 def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole, width, height, lowest):
