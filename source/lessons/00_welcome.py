@@ -285,7 +285,7 @@ explorer
 # If the GPU is waiting for memory, then the time should shrink along with the bytes. You may not have a GPU, so the
 # course comes with measurements from real ones, each labelled with the GPU, the software versions and the date.
 # [`eager`](../docs/glossary.md#eager) is PyTorch as you write it, `torch.compile` is its compiler's output, `fused` is
-# our kernel, and `us` stands for microseconds.
+# our kernel, and cells print µs (microseconds) as `us`.
 
 # %% tags=["hide-input"]
 rows = []

@@ -91,8 +91,8 @@ INTENSITY = Panel(264, 332, "FLOP/byte", "")
 SPEED = Panel(400, 460, "tokens/s", "")
 MAX_INTENSE = 4  # decades of its axis, from 1
 AXIS = SIZE[1] - BELOW  # its height
-TICKS = (1, 100, 10_000)  # of the intensity's axis, with their numbers; those between have none
-MARK = SIZE[1] - 11  # the height of what is said of a line across all bars
+TICKS = (1, 100, 10_000)  # the ticks of the intensity's axis that get a number
+MARK = SIZE[1] - 11  # the height of the name of a line across all bars
 
 
 def along(intensity: float) -> float:
