@@ -198,7 +198,7 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # The kernel below should double twelve elements, using three programs with four elements each. It has a bug: all three
 # programs work on the same four elements. `puzzle` launches the programs and allocates the result `y`, which `tl.store`
 # writes to. `tl.load` reads from `twelve`.<span class="lab"> Run the cell and watch.</span> Below each line of the
-# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
+# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block, drawn at
 # the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (A *race*
 # means that two programs store to the same element, and either one may win.) **Change the marked line until it says
 # "Solved".**

@@ -269,7 +269,7 @@ addition.compare(
 )
 
 # %% [markdown]
-# This kernel really does move eight bytes per element, as claimed. (The programs, blocks and lanes are the ones you
+# This kernel really does move eight bytes per element, as claimed. (The programs, blocks and positions are the ones you
 # know from your first line of Triton in lesson 00.) But something's missing. **Fix the marked line.** `tl.load` takes
 # the addresses to read from.
 

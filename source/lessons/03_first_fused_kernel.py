@@ -51,7 +51,7 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # only in their ID, `tl.program_id(0)`, which each of them uses to work out its own elements. The three programs above
 # sign theirs.
 #
-# The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
+# The places in a block are called [positions](../docs/glossary.md#position). (Some messages call them lanes.)
 # Caches move data in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts the
 # sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every position,
 # ready to be stored.

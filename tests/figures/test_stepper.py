@@ -113,7 +113,7 @@ def test_a_count_by_hand():
     assert [(step.read, step.written) for step in shown.recording.steps if step.moves] == [
         (16, 0), (24, 0), (24, 16), (40, 16), (48, 16), (48, 32), (56, 32), (60, 32), (60, 40),
     ]  # fmt: skip
-    assert "2 of 4 lanes write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
+    assert "2 of 4 positions write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
 
 
 def _codes(shown, *names):

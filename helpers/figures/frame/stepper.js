@@ -169,7 +169,7 @@ function render({ model, el }) {
   const occurs = (code) => frames.some(({ cells }) => cells.some(([, codes]) => codes.includes(code)));
   make(el, "div", { class: "fusion-stepper-key", "aria-hidden": "true" }).innerHTML =
     `<span class="reading">being read</span><span class="read">was read</span><span class="writing">being written</span>` +
-    `<span class="written">was written</span>` + (occurs("m") ? `<span class="masked">masked or idle lane</span>` : "") +
+    `<span class="written">was written</span>` + (occurs("m") ? `<span class="masked">${data.who.includes(",") ? "idle lane" : "masked position"}</span>` : "") +
     (occurs("o") ? `<span class="outside">out of bounds</span>` : "") + `<span class="sector">32 B sector</span>` +
     (grids.some((grid) => !grid.words && !grid.memory) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
     `<span class="keys">keys: ← → step, space play, Home, End, PgUp and PgDn program</span>`;
