@@ -9,10 +9,13 @@ to show figures that move without a kernel.
   stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
 - Each question folds its answer: what follows it, in its section, stays hidden until the reader guesses or asks. A
-  figure that moves or a puzzle needs no guess, nor does the text before and after it, unless it shows an answer.
-  Whatever answers several questions waits for the last of them.
+  figure that moves or a puzzle needs no guess, nor does the paragraph that leads to it or the text after it, unless it
+  shows an answer. Whatever answers several questions waits for the last of them.
+- An answer further down is folded where it is, together with the text about it.
 - If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
-  the notebook, and its first cell. Text that only applies to a notebook, <span class="lab"> in a lesson, is left out.
+  the notebook, and its first cell. On a phone a picture comes before its controls and the text that leads to it. Text
+  that only applies to a notebook, <span class="lab"> in a lesson, is left out.
+- An exercise's picture comes after its first paragraph, before the formulas.
 - Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
 
     python source/build_site.py                  build site/
@@ -38,6 +41,7 @@ import textwrap
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 from anywidget import AnyWidget
@@ -75,6 +79,7 @@ ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a q
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
 PICTURE_CELL = "from helpers.figures.exercise_pictures import"
+CAPTION = "**The picture**"
 CPP = re.compile(r"^(?:#include <|using \w+ = )", re.MULTILINE)
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
@@ -85,6 +90,11 @@ LACKS = re.compile(r"No module named|CUDA driver")
 NO_GPU = "No GPU here. "
 THIS_CPU, BUILDER = "on this CPU", "on the CPU that built this page"
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
+STRUCTURE = re.compile(r"\d+\. |- |<|\$\$|```")  # a list, HTML, a formula, code
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+ElementTree.register_namespace("", MATHML[1:-1])
+SPACE_AT_END = re.compile(r"\\\n")  # of a formula's line
+RELATIONS = ("=", "\u2265", "\u2264", "\u2260", "\u2248")
 FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
 
@@ -145,10 +155,10 @@ class Renderer(IPythonRenderer):
         self.page, self.site = page, site
 
     def inline_math(self, body: str) -> str:
-        return convert(body)
+        return in_mathml(body)
 
     def block_math(self, body: str) -> str:
-        return f'<div class="formula">{convert(body, display="block")}</div>'
+        return f'<div class="formula">{breakable(in_mathml(body, "block"))}</div>'
 
     def heading(self, text: str, level: int, **attrs) -> str:
         plain = html.unescape(re.sub(r"<[^>]+>", "", text))
@@ -166,6 +176,44 @@ class Renderer(IPythonRenderer):
     def image(self, text: str, url: str, title: str | None = None) -> str:
         there = self.site.address(url, self.page)
         return super().image(text, there, title) if there and "://" not in there else html.escape(text)
+
+
+def in_mathml(formula: str, display: str = "inline") -> str:
+    formula = re.sub(r"\\text{[^}]*}", lambda words: words[0].replace(r"\_", "_"), SPACE_AT_END.sub(r"\\ ", formula))
+    return convert(formula, display=display)
+
+
+def breakable(formula: str) -> str:
+    """Return a formula in MathML as one or more elements, so that it may be broken between them: browsers break none.
+
+    It is broken at a wide space first, then before a relation or words and after a plus or minus, but not within
+    parentheses that grow with what is in them, a fraction or a sum's limits.
+    """
+    whole = ElementTree.fromstring(formula)
+    [row] = whole
+    formulas: list[list[list]] = [[[]]]  # between wide spaces, each of parts of nodes
+    ends = False  # whether an operand ends here
+    for node in row:
+        parts, sign = formulas[-1], node.text if node.tag == f"{MATHML}mo" else ""
+        is_relation, is_sum = sign in RELATIONS, ends and sign in ("+", "\u2212")
+        are_words = node.tag == f"{MATHML}mtext" and node.text.startswith("\u00a0")
+        if ends and (is_relation or are_words):
+            parts.append([])
+        parts[-1].append(node)
+        if is_relation or is_sum:
+            node.set("form", "infix")  # also at a part's end, where it would have no space around it
+        if is_sum:
+            parts.append([])
+        if node.tag == f"{MATHML}mspace" and node.get("width") in ("1em", "2em"):  # \quad, \qquad
+            formulas.append([[]])
+        ends = bool(formulas[-1][-1]) and (not sign or sign in (")", "]"))
+
+    def shown(part: list) -> str:
+        each = ElementTree.Element(f"{MATHML}math", whole.attrib)
+        ElementTree.SubElement(each, row.tag).extend(part)
+        return ElementTree.tostring(each, encoding="unicode")
+
+    return "".join(f"<span>{''.join(map(shown, filter(None, parts)))}</span>" for parts in formulas if any(parts))
 
 
 def words_of(markup: str) -> str:
@@ -332,8 +380,8 @@ class Site:
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Turn each cell into what the template shows; return its live figures among the `known` ones."""
         tell_whose_machine(notebook)
-        lead_with_the_figure(notebook)
         begin_with_headings(notebook)
+        lead_with_the_figure(notebook)
         live, asks = {}, {}
         tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
         answers = answers_of(notebook)
@@ -360,6 +408,8 @@ class Site:
                 cell.outputs = [output for output in cell.outputs if not _only_says(output, asks)]
             for output in cell.get("outputs", [])[1:]:
                 output.built_here = False  # the first one tells
+            if "unfolds" in cell.metadata:
+                cell.metadata["unfolds_shows"] = shown_by(cell.outputs[-1])
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 output.code = highlighted(output)
@@ -496,24 +546,46 @@ def finished_film() -> dict:
 
 
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
-    """Move a lesson's opening figure below its question; how to run the notebook comes before the rest.
+    """Move a lesson's or an exercise's opening figure up; how to run the notebook comes before the rest.
 
-    The text before it and the folded "What you should see" after it move too.
+    In a lesson the figure comes right after the question, with the text right before and after it. A phone shows the
+    text before it below it: mark both.
     """
     opening, *others = notebook.cells
     found, rest = GOALS.search(opening.source), opening
     at = next((number for number, cell in enumerate(others) if cell.cell_type == "code" and is_live(cell)), 0)
     if found and at and others[at - 1].cell_type == "markdown" and not any(map(_has_heading, others[:at])):
         end = at + 1
-        if others[end:] and others[end].source.startswith("<details>") and not _has_heading(others[end]):
+        while others[end:] and others[end].cell_type == "markdown" and not _has_heading(others[end]):
+            if others[end].source.rstrip().endswith(":"):
+                break  # it leads to the next cell
             end += 1
+        lead = others[at - 1]
+        lead.source = re.sub(r":\s*\Z", ".", lead.source)
+        lead.metadata["leads"] = others[at].metadata["led"] = True
         rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
         opening.source = opening.source[: found.start()]
         notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]
     if others and PICTURE_CELL in others[0].source:
-        rest = others[0]  # an exercise's picture belongs to its opening
-        rest.metadata["bare"] = True
+        picture, *others = others
+        picture.metadata["bare"] = picture.metadata["picture"] = True
+        told = split_opening(opening.source)
+        first, rest, caption = map(nbformat.v4.new_markdown_cell, told)
+        notebook.cells = [first, *([caption] if told[2] else []), picture, rest, *others]
     rest.metadata["how_to_run"] = True
+
+
+def split_opening(text: str) -> tuple[str, str, str]:
+    """Split an exercise's opening into what comes before its picture, what comes after it, and what the picture shows.
+
+    In a notebook the picture comes last. On a page it comes after the first paragraph, before the formulas.
+    """
+    title, told, *others = text.strip().split("\n\n")
+    caption = ""
+    if others and others[-1].startswith(CAPTION):
+        caption = others.pop()
+    caption = "" if caption.rstrip(":") == CAPTION else caption
+    return f"{title}\n\n{told}", "\n\n".join(others), caption
 
 
 def divide(notebook: nbformat.NotebookNode) -> None:
@@ -613,8 +685,8 @@ def fold(
                 break
             stretch.append(cell)
         beyond = cells[start + len(stretch) :][:1]
-        while beyond and beyond[0].id in free and stretch and stretch[-1].cell_type == "markdown":
-            stretch.pop()  # it leads to what may be seen
+        if beyond and beyond[0].id in free:
+            stretch = _without_lead(stretch, cells)
         if not any(cell.id in waits for cell in stretch):
             continue
         stretch[0].metadata["opens"], stretch[-1].metadata["closes"] = number, True
@@ -633,7 +705,52 @@ def fold(
             left[id_] = numbers
         elif telling := [each for each in numbers if says(told, founds[each])]:
             left[id_] = telling
+    for id_ in list(left):
+        if id_ in left:
+            _fold_with_its_text(cells, id_, left, free)
     return left
+
+
+def _fold_with_its_text(cells: list[nbformat.NotebookNode], id_: str, left: dict[str, list[int]], free: set) -> None:
+    """Mark what is folded along with an answer, by `unfolds` and `unfolded`, if it has text: what follows it, to a
+    heading, a question, or what may be seen. Those cells wait no longer by themselves: take them out of `left`."""
+    at = next(number for number, cell in enumerate(cells) if cell.id == id_)
+    group = [cells[at]]
+    for cell in cells[at + 1 :]:
+        seen = _asks(cell) or cell.id in free
+        if seen or _has_heading(cell) or "opens" in cell.metadata or left.get(cell.id, left[id_]) != left[id_]:
+            break
+        group.append(cell)
+    if cells[at + len(group) :] and seen:
+        group = _without_lead(group, cells)
+    if all(cell.cell_type == "code" for cell in group):
+        return
+    group[0].metadata["unfolds"], group[-1].metadata["unfolded"] = left[id_], True
+    for cell in group:
+        left.pop(cell.id, None)
+
+
+def _without_lead(stretch: list[nbformat.NotebookNode], cells: list) -> list[nbformat.NotebookNode]:
+    """Return cells to fold without the text at their end that leads to what may be seen; split its cell in `cells`."""
+    if not stretch or stretch[-1].cell_type != "markdown":
+        return stretch
+    *others, last = stretch
+    told, last.source = split_at_lead(last.source)
+    if not told:
+        return others
+    before = nbformat.v4.new_markdown_cell(told)
+    cells.insert(cells.index(last), before)
+    return [*others, before]
+
+
+def split_at_lead(text: str) -> tuple[str, str]:
+    """Split text before its last paragraph, which leads to what follows: it keeps the list after it, and the formula
+    before it with its paragraph."""
+    blocks = [block for block in text.strip().split("\n\n") if block]
+    lead = max((at for at, block in enumerate(blocks) if not STRUCTURE.match(block)), default=0)
+    if lead and blocks[lead - 1].startswith("$$"):
+        lead = max(lead - 2, 0)
+    return "\n\n".join(blocks[:lead]), "\n\n".join(blocks[lead:])
 
 
 def _asks(cell: nbformat.NotebookNode) -> bool:

@@ -123,3 +123,17 @@ def test_no_code_or_formula_is_split_into_a_list():
     assert found == {}
     assert split_by_lists("unless it is empty: $-\\infty\n- (-\\infty)$ is NaN, and `a\n+ b` too") != []
     assert split_by_lists("of $a$:\n\n- $b$ and `c`\n- $d$") == []
+
+
+IN_ASCII = re.compile(r"\d us\b|\b(?:in|per) us\b")
+
+
+def test_prose_and_questions_write_a_microsecond_as_charts_do():
+    """Only what a cell prints may have "us"."""
+    sources = [path for folder in ("lessons", "exercises") for path in (ROOT / "source" / folder).glob("*.py")]
+    cells = [(path.name, cell) for path in sources for cell in jupytext.read(path, fmt="py:percent").cells]
+    prose = [(name, cell.source) for name, cell in cells if cell.cell_type == "markdown"]
+    texts = [(name, re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)) for name, text in prose]
+    assert [(name, found[0]) for name, text in texts if (found := IN_ASCII.search(text))] == []
+    assert [path.name for path in sources if re.search(r'unit="us"', path.read_text())] == []
+    assert IN_ASCII.search("It takes 90 us, at 3 MB per us.")

@@ -369,6 +369,72 @@ def test_formulas_are_mathml(sample):
     assert "\\mathrm" not in prose
 
 
+@pytest.mark.parametrize(
+    ("formula", "parts"),
+    [
+        ("y = a + b", [["y", "=a+", "b"]]),
+        (r"y = -a", [["y", "=\u2212a"]]),
+        (r"s = a + b, \qquad y = s^2", [["s", "=a+", "b,"], ["y", "=s2"]]),
+        (r"y = \frac{a + b}{c}", [["y", "=a+bc"]]),
+        (r"y = \Bigl( \sum_{\text{in}} \text{size} + 1 \Bigr)", [["y", "=(\u2211insize+", "1)"]]),
+        (r"a \ge b \text{ the largest}", [["a", "\u2265b", "\u00a0the\u00a0largest"]]),
+    ],
+)
+def test_where_a_formula_may_be_broken(formula, parts):
+    page = BeautifulSoup(build_site.breakable(build_site.in_mathml(formula, "block")), "html.parser")
+    assert [[part.get_text() for part in each.select("math")] for each in page.select("span")] == parts
+
+
+def test_a_page_knows_every_command_in_a_formula():
+    formulas = [
+        found
+        for path in (*ROOT.glob("source/lessons/*.py"), *ROOT.glob("source/exercises/*.py"))
+        for found in re.findall(r"\$\$(.+?)\$\$", re.sub(r"\n# ?", "\n", path.read_text()), re.DOTALL)
+    ]
+    assert len(formulas) > 50
+    assert [each for each in formulas if "\\" in build_site.in_mathml(each)] == []
+    assert "\\" in build_site.in_mathml(r"\arg\max_i x"), "one that it doesn't know"
+
+
+def formulas_too_wide(page) -> list[str]:
+    page.add_style_tag(content=".section, .cell { content-visibility: visible !important; }")
+    return page.evaluate("""() => {
+        for (const each of document.querySelectorAll("details")) each.open = true;
+        for (const each of document.querySelectorAll(".answers")) each.hidden = false;
+        return [...document.querySelectorAll("main .formula")]
+            .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent);
+    }""")
+
+
+def test_a_phone_shows_all_of_a_formula(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open(
+        "exercises/03_fused_add_gelu"
+    )
+    assert page.locator(".formula").count() >= 1
+    assert formulas_too_wide(page) == []
+    page.add_style_tag(content=".formula, .formula > span { flex-wrap: nowrap !important; }")
+    assert formulas_too_wide(page), "one line would be too wide"
+
+
+def test_an_exercises_picture_comes_before_its_formulas_and_fills_the_column(chromium, sample):
+    for width in (390, 1440):
+        visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": width, "height": 900})
+        page = visit.open("exercises/03_fused_add_gelu")
+        picture = page.locator(".picture img")
+        picture.evaluate("node => node.decode()")
+        text, drawn = page.locator("main > p").first.bounding_box(), picture.bounding_box()
+        assert drawn["y"] < page.locator(".formula").first.bounding_box()["y"]
+        assert drawn["width"] > 0.93 * text["width"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "shown"), [("**The picture**", ""), ("**The picture**:", ""), ("**The picture**, of two:",) * 2]
+)
+def test_an_exercises_opening_is_split_around_its_picture(caption, shown):
+    told = build_site.split_opening(f"# Exercise\n\nWrite it.\n\n**The formula**\n\n$$x$$\n\n{caption}\n")
+    assert told == ("# Exercise\n\nWrite it.", "**The formula**\n\n$$x$$", shown)
+
+
 def test_a_column_without_a_name_has_no_header(sample):
     page = BeautifulSoup(sample.markup("| | a |\n|-|-|\n| b | c |\n", sample.front), "html.parser")
     assert [(cell.name, cell.text) for cell in page.select("thead :is(th, td)")] == [("td", ""), ("th", "a")]
@@ -494,11 +560,11 @@ def test_a_question_has_one_fold(sample):
         assert page.select(".answers h2, .answers .fusion-guess, .answers .answer") == []
         table = page.select(".answer")[-1]
         assert table["data-answers"].split() == [form["data-number"] for form in asked]
-        assert len({each.find_parent(class_="cell")["id"] for each in page.select(".answer")}) <= 2
+        assert len(page.select(".answer")) <= 2
 
 
 def test_what_a_question_hides():
-    """To a heading, the next question, or a figure that moves and tells nothing, with the text that leads to it."""
+    """To a heading, the next question, or a figure that moves and tells nothing and the paragraph that leads to it."""
     v4, found = nbformat.v4, "size: 20 MB; you made no guess"
     texts = {
         "size": "size: [your guess] MB",
@@ -513,6 +579,11 @@ def test_what_a_question_hides():
         "more.compare": "more: 3; you made no guess",
         "## Section": None,
         "again": "20 MB",
+        "It fell.\n\nOf two.\n\nNow try:\n\n1. What else?": None,
+        "puzzle(other, 2)": "Not yet",
+        "## Another": None,
+        "last": "20 MB",
+        "It says so.": None,
     }
     cells = [
         v4.new_markdown_cell(name)
@@ -520,23 +591,51 @@ def test_what_a_question_hides():
         else v4.new_code_cell(name, outputs=[v4.new_output("stream", text=told)])
         for name, told in texts.items()
     ]
-    names = list(texts)
-    of = {0: [1, 2, 5, 6, 7, 11], 1: [9, 11]}
-    waits = build_site.fold(
-        v4.new_notebook(cells=cells), [[cells[at] for at in its] for its in of.values()], ["20 MB", "3"], {}
-    )
+    of = {0: [1, 2, 5, 6, 7, 11, 15], 1: [9, 11, 15]}
+    notebook = v4.new_notebook(cells=[*cells])
+    waits = build_site.fold(notebook, [[cells[at] for at in its] for its in of.values()], ["20 MB", "3"], {})
     marks = {
-        name: (cell.metadata.get("opens"), cell.metadata.get("closes")) for name, cell in zip(names, cells, strict=True)
+        cell.source: tuple(cell.metadata.get(mark) for mark in ("opens", "closes", "unfolds", "unfolded"))
+        for cell in notebook.cells
     }
-    assert {name: mark for name, mark in marks.items() if mark != (None, None)} == {
-        "size.compare": (0, None),
-        "chart": (None, True),
-        "more.compare": (1, True),
+    assert {name: mark for name, mark in marks.items() if any(each is not None for each in mark)} == {
+        "size.compare": (0, None, None, None),
+        "read": (None, True, None, None),
+        "more.compare": (1, True, None, None),
+        "again": (None, None, [0, 1], None),
+        "It fell.\n\nOf two.": (None, None, None, True),
+        "last": (None, None, [0, 1], None),
+        "It says so.": (None, None, None, True),
     }
-    assert {names[[cell.id for cell in cells].index(each)]: numbers for each, numbers in waits.items()} == {
-        "telling": [0],
-        "again": [0, 1],
+    assert "Now try:\n\n1. What else?" in marks
+    assert {next(cell.source for cell in cells if cell.id == each): numbers for each, numbers in waits.items()} == {
+        "telling": [0]
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("It fell.\n\nNow try this.", "It fell."),
+        ("It fell. Now try this.", ""),
+        ("It fell.\n\nTry:\n\n1. One.\n2. Two.\n", "It fell."),
+        ("It fell.\n\nFrom this:\n\n$$x$$\n\nNow try this.", "It fell."),
+    ],
+)
+def test_the_paragraph_that_leads_to_a_figure_is_not_folded(text, told):
+    before, leads = build_site.split_at_lead(text)
+    assert before == told
+    assert f"{before}\n\n{leads}".strip() == text.strip()
+
+
+def test_text_about_a_folded_picture_is_folded_with_it(sample):
+    """Beside "Show the picture", it would give the answer away, or speak of nothing."""
+    page = markup(sample.out, "notebooks/00_welcome")
+    [fold] = page.select(".answer:has(> p)")
+    assert fold["data-answers"] == "1"
+    assert fold.summary.get_text() == "Show the picture and the text about it"
+    assert "This chart is the whole course in one picture" in fold.get_text()
+    assert not page.select(".answer .answer"), "one link opens all of it"
 
 
 def test_code_has_elements_only_where_it_has_colours():
@@ -868,13 +967,98 @@ def test_the_first_page_breaks_no_number(chromium, sample):
     assert [text for text, lines in cells if lines > 1] == []
 
 
+def test_each_exercise_has_its_line_on_the_map(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open("index")
+    lines = page.locator(".map .exercise").evaluate_all(
+        "lines => lines.map((line) => [line.textContent, line.querySelector('a').getClientRects().length])"
+    )
+    assert len(lines) > 15
+    assert [text for text, rows in lines if rows > 1] == []
+    assert all(re.fullmatch(r"exercise \d+b?: \d+ minutes, \d+ points", text) for text, _ in lines)
+    tops = page.locator(".map .row").evaluate_all("""rows => rows.map((row) => {
+        const lines = [...row.querySelectorAll(".small:not(.done)")].map((each) => each.getBoundingClientRect());
+        return lines.slice(1).every((each, place) => each.top >= lines[place].bottom - 1);
+    })""")
+    assert all(tops)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_maps_drawings_are_seen_in_either_theme(chromium, sample, theme):
+    visit = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme)
+    page = visit.open("index")
+    fills = page.locator(".map svg [fill]:not([fill=none])").evaluate_all(
+        "all => [...new Set(all.map((each) => getComputedStyle(each).fill))]"
+    )
+    paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(fills) >= 4
+    for fill in fills:
+        ink = luminance(fill)
+        least = 4 if theme == "dark" else 2
+        assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > least, fill
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.1's relative luminance of "rgb(r, g, b)"."""
+    parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 @pytest.mark.long
-def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole):
-    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+@pytest.mark.parametrize(("width", "height", "lowest"), [(1440, 900, 700), (390, 844, 650)])
+def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole, width, height, lowest):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": width, "height": height})
     lessons = [page for page in whole.pages if page.kind == "lesson" and page.number]
     tops = {page.number: visit.open(page.target.removesuffix(".html")).evaluate(FIRST)["top"] for page in lessons}
     assert len(tops) >= 20
-    assert {number: top for number, top in tops.items() if top > 700} == {}
+    assert {number: top for number, top in tops.items() if top > lowest} == {}
+
+
+def test_a_phone_shows_a_picture_first_and_its_controls_in_the_same_window(chromium, address):
+    page = Visit(chromium, address, viewport={"width": 390, "height": 844}).open("notebooks/00_small")
+    figure = page.locator("[data-figure=figure1]")
+    figure.scroll_into_view_if_needed()
+    chart, controls = figure.locator(".fusion-chart"), figure.locator(".controls")
+    chart.wait_for()
+    figure.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 100)")
+    page.wait_for_timeout(300)
+    above, below = chart.bounding_box(), controls.bounding_box()
+    assert above["y"] + above["height"] <= below["y"] + 1
+    chart.evaluate("node => node.style.minHeight = '800px'")  # more than the window has
+    page.wait_for_timeout(300)
+    assert 840 <= controls.evaluate("node => node.getBoundingClientRect().bottom") <= 844
+    figure.evaluate("node => scrollTo(0, node.getBoundingClientRect().top + scrollY - 600)")
+    page.wait_for_timeout(300)
+    clear = figure.evaluate("""node => {
+        const top = (name) => node.querySelector(name).getBoundingClientRect().top;
+        return top(".controls") - top(".picture-first");
+    }""")
+    assert clear == pytest.approx(320, abs=2), "they cover what comes first"
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_timeout(300)
+    assert controls.bounding_box()["y"] < chart.bounding_box()["y"]
+
+
+def test_the_link_to_code_is_below_what_the_code_drew(chromium, sample):
+    """Beside it, it covered the ends of lines, and was far from a narrow figure."""
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900}).open(
+        "notebooks/00_welcome"
+    )
+    gaps = page.locator(".cell:has(> details.code):has(> .output)").evaluate_all("""cells => cells.map((cell) => {
+        const { top, left } = cell.querySelector(":scope > details.code").getBoundingClientRect();
+        const drawn = [...cell.querySelectorAll(":scope > .output")].at(-1).getBoundingClientRect();
+        return [top - drawn.bottom, left - drawn.left];
+    })""")
+    assert len(gaps) > 3
+    assert [gap for gap in gaps if gap[0] < 0 or abs(gap[1]) > 1] == []
+
+
+def test_a_phone_shows_the_opening_figure_before_the_text_that_leads_to_it(chromium, sample):
+    for width, first in ((390, "figure"), (1440, "text")):
+        visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": width, "height": 844})
+        page = visit.open("notebooks/00_welcome")
+        tops = [page.locator(f".opening > {each}").first.bounding_box()["y"] for each in (".cell", "p")]
+        assert ("figure" if tops[0] < tops[1] else "text") == first
 
 
 @pytest.mark.parametrize(
@@ -907,6 +1091,7 @@ def test_every_page_at_every_width(chromium, whole, theme):
                 visit.see_all()
                 assert violations(visit.page) == [], f"{name} at {width}"
                 assert sideways(visit.page) <= 0, f"{name} at {width}"
+                assert formulas_too_wide(visit.page) == [], f"{name} at {width}"
             assert visit.errors == [], name
 
 
@@ -951,23 +1136,27 @@ def _opening(*between: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 SETUP = nbformat.v4.new_code_cell("import torch")
 GUESS = nbformat.v4.new_code_cell("predict_first('B')", outputs=[nbformat.v4.new_output("stream", text="B:")])
+CODE_AHEAD = nbformat.v4.new_markdown_cell("This is its kernel:")
 SEEN = nbformat.v4.new_markdown_cell("<details><summary>What you should see</summary>It moves.</details>")
 
 
 @pytest.mark.parametrize("between", [[SETUP], [GUESS, SETUP]], ids=["after the imports", "after a guess"])
-@pytest.mark.parametrize("after", [[], [SEEN]], ids=["alone", "with what is to be seen"])
+@pytest.mark.parametrize("after", [[], [SEEN], [CODE_AHEAD]], ids=["alone", "with what is to be seen", "before code"])
 def test_a_lesson_leads_with_its_opening_figure(between, after):
     section = nbformat.v4.new_markdown_cell("## Section")
     notebook = nbformat.v4.new_notebook(cells=[*_opening(*between), *after, section])
+    stays, after = (after, []) if after == [CODE_AHEAD] else ([], after)
     build_site.lead_with_the_figure(notebook)
     first, told, film, *others = notebook.cells
     assert first.source == "# 05 A lesson\n\nWhy?\n\n"
-    assert (told.source, film.source) == ("Press Play:", "passes_animation('norm')")
+    assert (told.source, film.source) == ("Press Play.", "passes_animation('norm')"), "it may come after the figure"
+    assert told.metadata["leads"]
+    assert film.metadata["led"]
     assert others[: len(after)] == after
     goals = others[len(after)]
     assert goals.source.startswith("You learn to")
     assert [cell for cell in notebook.cells if cell.metadata.get("how_to_run")] == [goals]
-    assert others[len(after) + 1 :] == [*between, section]
+    assert others[len(after) + 1 :] == [*between, *stays, section]
 
 
 def test_a_figure_of_a_section_stays_there():

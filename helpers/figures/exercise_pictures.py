@@ -158,7 +158,7 @@ def _blocks(held: str = "s = a + b") -> Picture:
         372,
         172,
         "Ten elements of a and b in blocks of 4, 4 and 2. Programs 0, 1 and 2 load one block each, hold "
-        f"{held} in a register, and store their block of y. The last two lanes of program 2 are empty.",
+        f"{held} in a register, and store their block of y. The last two positions of program 2 are empty.",
     )
 
 

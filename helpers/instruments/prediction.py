@@ -664,7 +664,7 @@ def _has(resources: Resources, opcodes: str | tuple[str, ...]) -> bool:
 def _sampling(launch: TritonLaunch) -> str:
     if launch.sampled == launch.programs:
         return ""
-    return f"{launch.sampled} of {launch.programs} program instances metered, the others taken to be like them"
+    return f"{launch.sampled} of {launch.programs} programs metered, the others taken to be like them"
 
 
 def _first_access(missing: float, launch: EagerLaunch | TritonLaunch) -> float:

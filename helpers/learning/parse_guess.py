@@ -58,12 +58,17 @@ def number_in(text: str, unit: str = "") -> float | None:
     return value * factor
 
 
+def _as_typed(unit: str) -> str:
+    """Return a unit in small letters; "µs" is also typed "us"."""
+    return unit.casefold().replace("\u03bc", "u")  # what a micro sign folds to
+
+
 def _without_unit(text: str, unit: str) -> tuple[str, float]:
     """Return the text before its unit, and the factor from that unit to the requested one."""
     if found := re.search(r"(?<=[\d)\s.])\s*(%|[^\W\d_][^\d()*+^]*)$", text):
         typed = found[1].strip()
         before = text[: found.start()].strip()
-        if unit and typed.casefold() in {unit.casefold(), unit.casefold().removesuffix("s")}:
+        if unit and _as_typed(typed) in {_as_typed(unit), _as_typed(unit).removesuffix("s")}:
             return before, 1
         if unit == "times" and typed in ("x", "X"):
             return before, 1

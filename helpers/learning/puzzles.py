@@ -19,8 +19,8 @@ from helpers.learning.display_text import Unquoted
 
 MAX_PROGRAMS = 16  # limits of a picture
 HAZARDS = {
-    "out-of-bounds read": "lanes load outside their tensor",
-    "out-of-bounds store": "lanes store outside their tensor",
+    "out-of-bounds read": "positions load outside their tensor",
+    "out-of-bounds store": "positions store outside their tensor",
     "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
     "unsynchronised store": "a program stores to what another loads, and on a GPU that one may run later",
 }
@@ -184,8 +184,9 @@ def verdict(
             )
     if moved > least:
         enough = f"{least / out.numel():.4g} are enough"
-        return f"Not yet: right values, but {per_element}, and {enough}", "The orange-red lanes move unnecessary bytes."
-    return f"Solved: right values, every lane on its own element, {per_element}", ""
+        title = f"Not yet: right values, but {per_element}, and {enough}"
+        return title, "The orange-red positions move unnecessary bytes."
+    return f"Solved: right values, every position on its own element, {per_element}", ""
 
 
 def without_axes(hazard: Hazard) -> str:
@@ -210,7 +211,7 @@ def collisions(accesses: list[Access]) -> tuple[str, str] | None:
     programs = max(shared.values(), key=len)
     elements = np.array([element for (its, element), who in shared.items() if (its, who) == (tensor, programs)])
     if len(set(programs)) == 1:
-        who = f"{len(programs)} lanes of program {programs[0]} all"
+        who = f"{len(programs)} positions of program {programs[0]} all"
     elif len(programs) > 3:
         who = f"{len(programs)} programs all"
     else:

@@ -41,11 +41,8 @@ waiting.compare(
 )
 
 # %% [markdown]
-# Watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each
-# tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
-# nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
-# [traffic](../docs/glossary.md#traffic). Press **Play**, or drag the slider. (The two totals were measured on an H200.
-# We assume that the tiles move at a steady pace.)
+# Watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Press
+# **Play**, or drag the slider.
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -53,6 +50,12 @@ from helpers.instruments import recorded
 
 h200 = recorded("h200")
 traffic_animation(h200, count=False)
+
+# %% [markdown]
+# Each tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
+# nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
+# [traffic](../docs/glossary.md#traffic). (The two totals were measured on an H200. We assume that the tiles move at a
+# steady pace.)
 
 # %% tags=["hide-input"]
 import torch
@@ -195,7 +198,7 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # The kernel below should double twelve elements, using three programs with four elements each. It has a bug: all three
 # programs work on the same four elements. `puzzle` launches the programs and allocates the result `y`, which `tl.store`
 # writes to. `tl.load` reads from `twelve`.<span class="lab"> Run the cell and watch.</span> Below each line of the
-# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
+# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block, drawn at
 # the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (A *race*
 # means that two programs store to the same element, and either one may win.) **Change the marked line until it says
 # "Solved".**
@@ -282,7 +285,7 @@ explorer
 # If the GPU is waiting for memory, then the time should shrink along with the bytes. You may not have a GPU, so the
 # course comes with measurements from real ones, each labelled with the GPU, the software versions and the date.
 # [`eager`](../docs/glossary.md#eager) is PyTorch as you write it, `torch.compile` is its compiler's output, `fused` is
-# our kernel, and `us` stands for microseconds.
+# our kernel, and cells print µs (microseconds) as `us`.
 
 # %% tags=["hide-input"]
 rows = []

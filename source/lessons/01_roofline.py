@@ -171,8 +171,9 @@ memory_bound.compare(
 # which is a single launch).
 #
 # The chart starts with one roof and one operation. Use *show* to add the rest one step at a time: the compute roof,
-# then the points that fusing moves, then everything. At the last step you can add more operations. Move the sliders
-# with the mouse or the arrow keys. (If you made a guess for ReLU, it's marked.) See if you can answer these:
+# then the points that fusing moves, then everything. (At the last step, the notebook lets you choose among nine
+# operations.) Move the sliders with the mouse or the arrow keys.<span class="lab"> (If you made a guess for ReLU, it's
+# marked.)</span> See if you can answer these:
 #
 # 1. Which operations does *columns* move, and which stay where they are?
 # 2. How many columns does the matmul need to cross the ridge? How many on a T4, and on an H100?
@@ -268,7 +269,7 @@ addition.compare(
 )
 
 # %% [markdown]
-# This kernel really does move eight bytes per element, as claimed. (The programs, blocks and lanes are the ones you
+# This kernel really does move eight bytes per element, as claimed. (The programs, blocks and positions are the ones you
 # know from your first line of Triton in lesson 00.) But something's missing. **Fix the marked line.** `tl.load` takes
 # the addresses to read from.
 

@@ -51,7 +51,7 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # only in their ID, `tl.program_id(0)`, which each of them uses to work out its own elements. The three programs above
 # sign theirs.
 #
-# The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
+# The places in a block are called [positions](../docs/glossary.md#position). (Some messages call them lanes.)
 # Caches move data in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts the
 # sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every position,
 # ready to be stored.
@@ -140,7 +140,7 @@ beyond.compare(ten.hazards[0].elements)
 # (A program ID has three parts because a grid can have up to three dimensions. Ours has one.) Step through the launch,
 # with [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses in orange-red:
 
-# %%
+# %% tags=["answers-beyond"]
 slope = torch.arange(10.0, device=device)
 watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLOCK=4)
 

@@ -559,8 +559,9 @@ print(
 )
 
 # %% [markdown]
-# **Verdict: it's right for SwiGLU, and an understatement for the sublayer, where the whole mask is gone.** And
-# recomputing costs almost nothing here. The backward pass has to read `gate` anyway to get SiLU's slope,
+# **Verdict: it's right for SwiGLU, and an understatement for the sublayer, where the whole mask is gone.**
+#
+# Recomputing costs almost nothing here. The backward pass has to read `gate` anyway to get SiLU's slope,
 # $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 - \sigma(g)))$. With that in a register, `silu(gate)` takes only a few more
 # instructions, while storing it would cost a write and a read. Now write the slope yourself. At the moment, the kernel
 # uses $\sigma(g)$. **Fix the marked line.**

@@ -215,6 +215,8 @@ table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "
 # The second wavefront hardly costs any time, because other work hides it. Starting at four, the time grows with the
 # count. In Triton, the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
 #
+# Now move the sliders.
+#
 # 1. At which widths from 28 to 40 can you read a column in one wavefront? What do they have in common?
 # 2. Now read a row, then a single word. Why does neither ever conflict?
 

@@ -382,7 +382,7 @@ print(f"{launches} of them: {operator * launches:.0f} us, not {totals['eager']:.
 
 # %% [markdown]
 # So don't quote this factor: without a graph, the profiler records every single operator and launch, which makes the
-# gaps several times longer. But the graph also wins without the profiler: 110 us of launching can't hide behind 45 us
+# gaps several times longer. But the graph also wins without the profiler: 110 µs of launching can't hide behind 45 µs
 # of kernels. Fusion (*compiled*) removes some launches, and a CUDA graph takes the CPU out of the picture. Even with a
 # graph, fusing still shortens the kernels themselves.
 #
@@ -810,7 +810,7 @@ predictions()
 # CUDA graph: fusing removes one gap per launch that it saves, while a graph removes nearly all of them. What's left is
 # bytes, and the ramp-up and tail of each kernel.</details>
 #
-# 4. You keep fusing the pair that saves the most and end up at 69 us. An exact search finds 53. What went wrong?
+# 4. You keep fusing the pair that saves the most and end up at 69 µs. An exact search finds 53. What went wrong?
 # <details><summary>Answer</summary>One choice ruled out others, because a kernel works either on rows or on columns.
 # Savings that are small on their own can be worth more together.</details>
 # <!-- given 69 us, 53 us: the puzzle of edges above -->

@@ -699,7 +699,7 @@ table(("", "time", "minimum traffic / time"), rows, title)
 # You can't edit a library's matmul, but it offers a few hooks. In cuBLASLt the epilogue is an enum: bias, ReLU, GELU
 # and their gradients. `F.linear` uses the bias; `torch._addmm_activation` adds ReLU or GELU. cuDNN takes a **graph** of
 # operations, which you build with `nvidia-cudnn-frontend`, and searches for an engine that supports it. We'll try
-# linear + bias + GELU (the tanh formula, as in cuBLASLt), 4096 x 4096 x 4096 in fp16. The linear layer takes 188 us.
+# linear + bias + GELU (the tanh formula, as in cuBLASLt), 4096 x 4096 x 4096 in fp16. The linear layer takes 188 µs.
 # Eager's separate GELU then reads and writes the result, at about 3 TB/s, which is what a copy reaches on this GPU.
 # **By what percentage does cuBLASLt's epilogue shorten eager's time?**
 # <!-- given 3 TB/s: an H100's bandwidth, rounded, in devices.toml -->
@@ -950,7 +950,7 @@ predictions()
 # <details><summary>Answer</summary>No. A reduction node can sum the rows, but a row spans many tiles, and no node can use the sums before all of them
 # are done. It takes a second kernel, or programs that hold whole rows.</details>
 #
-# 6. A matmul takes 90 us, and its activation as a separate kernel 15 us. As an epilogue, it adds 3 us to the matmul. How
+# 6. A matmul takes 90 µs, and its activation as a separate kernel 15 µs. As an epilogue, it adds 3 µs to the matmul. How
 #    many times faster is it with the epilogue? Replace the dots with your number.
 # <!-- given 90 us, 15 us, 3 us: the question's own -->
 

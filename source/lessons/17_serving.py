@@ -660,7 +660,7 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 #
 # `kernels.sample` doesn't sort, and it doesn't store a softmax. If the $e_i$ are exponential random numbers, then
 #
-# $$\arg\max_i \; e^{x_i / T} / e_i \quad \text{is } i \text{ with probability } \text{softmax}(x / T)_i$$
+# $$\operatorname*{argmax}_i \; e^{x_i / T} / e_i \quad \text{is } i \text{ with probability } \text{softmax}(x / T)_i$$
 #
 # so it can draw from *all* tokens in a single pass by keeping a running maximum. A second pass then checks the
 # candidate by counting the tokens with larger logits and adding up their probability. If the candidate fails, the next

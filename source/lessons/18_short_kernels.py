@@ -114,7 +114,7 @@ explained.compare(
 # kernel from Python?** Lesson 02 measured that on another machine, with a faster CPU.
 
 # %% tags=["hide-input"]
-empty_call = predict_first("one empty Triton kernel, called from Python", unit="us")
+empty_call = predict_first("one empty Triton kernel, called from Python", unit="µs")
 empty_call
 
 # %% tags=["hide-input"]
@@ -282,7 +282,7 @@ print(f"q, k, v apart: {apart} launches per layer; together: {eager_launches}")
 # gaps. Each launch also has a ramp-up and a tail, so the answer is larger.
 
 # %% tags=["hide-input"]
-across = predict_first("8B layer as a graph: saved by one matmul for q, k, v", unit="us")
+across = predict_first("8B layer as a graph: saved by one matmul for q, k, v", unit="µs")
 across
 
 # %% tags=["hide-input"]
@@ -352,7 +352,7 @@ for line in compiled.ptx.splitlines():
 # %% tags=["hide-input"]
 per_step = times["8B"]["graph"]["kernel per step"]
 print(f"without: {per_step * 1e6:.0f} us per layer")
-dependent = predict_first("8B layer, five kernels with dependent launches, as a graph", unit="us")
+dependent = predict_first("8B layer, five kernels with dependent launches, as a graph", unit="µs")
 dependent
 
 # %% tags=["hide-input"]
@@ -517,7 +517,7 @@ for name, each in compiled.items():
 # long does the persistent kernel take?**
 
 # %% tags=["hide-input"]
-persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="us")
+persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="µs")
 persistent
 
 # %% tags=["hide-input"]
@@ -699,8 +699,8 @@ predictions()
 # the last tile has been stored by the time anyone reads it. A different order or one slow SM exposes the
 # race.</details>
 #
-# 5. A graph of 12 kernels with a gap of 1 us moves 30 MB at 3 MB per us, and its call takes 8 us. One replay runs one
-# layer. Replace the dots with the time that the model predicts, in us.
+# 5. A graph of 12 kernels with a gap of 1 µs moves 30 MB at 3 MB per µs, and its call takes 8 µs. One replay runs one
+# layer. Replace the dots with the time that the model predicts, in µs.
 # <!-- given 1 us, 30 MB, 3 MB, 8 us: an example -->
 
 # %%

@@ -3,6 +3,7 @@
 "use strict";
 {
   const POSITIONS = ["first", "second", "third"];
+  const CLEAR = 320; // pixels from a figure's top that its controls never cover on a phone
 
   const unpacked = async (packed) => {
     const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
@@ -89,6 +90,18 @@
     });
   };
 
+  // On a phone the picture comes first, and its controls stay in the window while it passes.
+  const keepClear = (box, row, chart) => {
+    box.classList.add("picture-first");
+    const resized = new ResizeObserver(() => {
+      box.style.setProperty("--controls", `${row.offsetHeight}px`);
+      const below = chart.getBoundingClientRect().bottom - box.getBoundingClientRect().top;
+      box.style.setProperty("--clear", `${Math.min(CLEAR, below)}px`);
+    });
+    resized.observe(row);
+    resized.observe(chart);
+  };
+
   const enliven = async (place) => {
     const figure = window.fusionLive[place.dataset.figure];
     // What the choices start with: `states` holds their combinations, the last choice running fastest.
@@ -99,8 +112,9 @@
     const model = new Model(values);
     const box = document.createElement("div");
     box.className = "fusion-controls";
+    let row = null;
     if (figure.sliders.length || figure.choices.some(({ labels }) => labels.length > 1)) {
-      const row = make(box, "div", { class: "controls" });
+      row = make(box, "div", { class: "controls" });
       figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]));
       addChoices(row, model, figure);
     }
@@ -108,6 +122,8 @@
     try {
       window.fusionStages[figure.stage]({ model, el: make(box, "div") });
       place.dispatchEvent(new Event("toggle")); // it may be wider than the still was
+      const chart = row && box.querySelector(".fusion-chart");
+      if (chart) keepClear(box, row, chart);
     } catch (error) {
       place.replaceChildren(...place.still);
       console.error(error);

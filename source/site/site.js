@@ -94,7 +94,8 @@
   const guesses = JSON.parse(kept.get(`fusion-guesses-${page}`) ?? "{}");
   const number = (typed, unit) => {
     const text = typed.trim().replace(/[,  ]/g, "");
-    const bare = unit && text.toLowerCase().endsWith(unit.toLowerCase().replace(/ /g, "")) ? text.slice(0, -unit.replace(/ /g, "").length) : text;
+    const folded = (some) => some.toLowerCase().replace(/ /g, "").replace(/[\u00b5\u03bc]/g, "u"); // µs is also typed us
+    const bare = unit && folded(text).endsWith(folded(unit)) ? text.slice(0, -unit.replace(/ /g, "").length) : text;
     return bare === "" ? NaN : Number(bare);
   };
   const beside = (said, found, unit) => {

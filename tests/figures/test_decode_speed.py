@@ -106,3 +106,15 @@ def test_bad_input_is_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         DecodeSpeedExplorer(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_each_line_across_the_bars_has_its_name_and_the_logarithmic_axis_its_ticks():
+    """A bar character in a head, "tokens/s; | without a cache", was read as a mistake."""
+    svg = DecodeSpeedExplorer(64, 8192)._stage.data["frames"][0]["svg"]
+    assert "|" not in svg
+    names = dict(re.findall(r'<text x="([\d.]+)" [^>]*>(ridge|without a cache)</text>', svg))
+    lines = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="2.0" height="(\d\d\d[\d.]*)"', svg)
+    assert len(names) == len(lines) == 2
+    assert sorted(float(x) for x in names) == pytest.approx(sorted(float(x) + 1 for x, _ in lines))
+    ticks = {text: float(x) for x, text in re.findall(r'<text x="([\d.]+)" [^>]*>(1|100|10,000)</text>', svg)}
+    assert ticks["100"] - ticks["1"] == pytest.approx(ticks["10,000"] - ticks["100"])

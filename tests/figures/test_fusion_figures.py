@@ -1,6 +1,7 @@
 """Lesson 13's explorers against the analyser and the record."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -318,6 +319,9 @@ def test_a_trace_is_read_as_it_was_recorded():
     assert frames[2]["text"] == explorer.text == repr(explorer.chart())
     explorer.way.value = "eager, CUDA graph"
     assert "Kernel 1, b" in explorer.text
+    named = [re.search(r"<text[^>]*>(\d+: \w)</text></svg>$", frame["svg"])[1] for frame in frames]
+    assert named == ["1: b", "1: b", "2: c", "1: b"], "the picture names the kernel that it marks"
+    assert all('stroke="currentColor"' in frame["svg"] for frame in frames), "seen on bars of any colour"
 
 
 def test_nothing_leaves_the_pictures(block):

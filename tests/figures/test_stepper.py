@@ -113,7 +113,7 @@ def test_a_count_by_hand():
     assert [(step.read, step.written) for step in shown.recording.steps if step.moves] == [
         (16, 0), (24, 0), (24, 16), (40, 16), (48, 16), (48, 32), (56, 32), (60, 32), (60, 40),
     ]  # fmt: skip
-    assert "2 of 4 lanes write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
+    assert "2 of 4 positions write 8 B of y_ptr in 1 sector, 2 masked" in shown.text
 
 
 def _codes(shown, *names):
@@ -578,3 +578,35 @@ def test_memory_and_what_changes_are_in_sight_together(page_of, size):
         "(pane => pane.scrollWidth <= pane.clientWidth)(document.querySelector('.fusion-stepper-source'))"
     )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+HIDDEN_CELLS = """() => {
+    const memory = document.querySelector('.fusion-stepper-memory').getBoundingClientRect();
+    const busy = [...document.querySelectorAll('.memory :is(.reading, .writing)')]
+        .map((cell) => cell.getBoundingClientRect());
+    return [busy.length, busy.filter((box) => box.top < memory.top - 1 || box.bottom > memory.bottom + 1).length];
+}"""
+
+
+def test_what_is_read_and_written_is_in_sight_where_memory_is_too_high(page_of):
+    """A long row of numbers on a narrow page: memory took all of the view, and scrolled away with what was read."""
+    x = torch.arange(96.0)
+    shown = watch(add_kernel[(3,)], x, x, torch.empty_like(x), 96, BLOCK=32)
+    page = page_of(shown)
+    page.set_viewport_size({"width": 390, "height": 700})
+    page.evaluate("document.body.lastChild.style.width = '100%'")
+    page.wait_for_selector(".fusion-narrow")
+    page.wait_for_selector(".fusion-stepper-memory.cut")
+    height = "node => node.getBoundingClientRect().height"
+    assert page.locator(".fusion-stepper-memory").evaluate(height) < 0.62 * page.locator(
+        ".fusion-stepper-view"
+    ).evaluate(height)
+    page.locator("input").focus()
+    page.keyboard.press("Home")
+    seen = 0
+    for _ in shown.scene.frames:
+        busy, hidden = page.evaluate(HIDDEN_CELLS)
+        seen += busy
+        assert hidden == 0, at(page)
+        page.keyboard.press("ArrowRight")
+    assert seen >= 3 * 96

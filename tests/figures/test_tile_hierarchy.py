@@ -77,6 +77,20 @@ def test_every_level_adds_to_the_picture(tile):
     assert max(box.x + box.width for box in sums) < epilogue.x < epilogue.x + epilogue.width < memory.x
 
 
+@pytest.mark.parametrize("tile", TILES)
+def test_the_tile_that_is_magnified_can_be_seen_and_lines_lead_to_it(tile):
+    first, second = (hierarchy_scene(TileHierarchy(*tile), level) for level in (0, 1))
+    [filled] = [box for box in first.boxes if box.colour == FUSED]
+    assert min(filled.width, filled.height) >= 6
+    assert filled.width / filled.height == pytest.approx(tile[1] / tile[0], rel=0.02)
+    assert first.links == ()
+    magnified = [box for box in second.boxes if box.colour == FUSED and box != filled]
+    right = filled.x + filled.width
+    for (x0, y0, x1, _), sign in zip(second.links, (-1, 1), strict=True):
+        assert (x0, y0) == pytest.approx((right, filled.y + sign * filled.height / 2), abs=0.1)
+        assert x1 == pytest.approx(min(box.x for box in magnified))
+
+
 HEARD = "document.querySelector('[role=status]').getBoundingClientRect().width"
 
 

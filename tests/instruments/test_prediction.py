@@ -471,7 +471,7 @@ def test_repr_is_the_same_each_time_and_says_what_was_sampled():
     assert "on H200, bound by" in first
     assert all(f"{name} " in first for name in found.terms)
     assert "scale_kernel" in launch
-    assert "4 of 256 program instances metered, the others taken to be like them" in launch
+    assert "4 of 256 programs metered, the others taken to be like them" in launch
 
 
 def test_nothing_takes_no_time():

@@ -166,8 +166,8 @@ x = torch.arange(1.0, 11.0)
 @pytest.mark.parametrize(
     ("chosen", "beginning"),
     [
-        ({"elements": 10, "step": 4}, "Solved: right values, every lane on its own element, 8 B/element"),
-        ({"elements": 11, "step": 4}, "Not yet: lanes load outside their tensor"),
+        ({"elements": 10, "step": 4}, "Solved: right values, every position on its own element, 8 B/element"),
+        ({"elements": 11, "step": 4}, "Not yet: positions load outside their tensor"),
         ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements is never stored"),
         ({"elements": 8, "step": 4}, "Not yet: 2 of 10 elements are never stored"),
         (
@@ -282,7 +282,7 @@ def test_all_that_store_to_an_element_are_named_without_backticks():
         "Not yet: programs 0, 1 and 2 all store to y_ptr[0-3]\n  On a GPU, any of them may store last."
     )
     shown = repr(puzzle(one_place_kernel, 1, x[:8], wanted=x[:8].clone(), BLOCK=8))
-    assert shown.startswith("Not yet: 8 lanes of program 0 all store to y_ptr[0]\n")
+    assert shown.startswith("Not yet: 8 positions of program 0 all store to y_ptr[0]\n")
     shown = repr(puzzle(copy_kernel, 3, x, wanted=x.clone(), elements=11, step=4, BLOCK=4))
     assert "`" not in shown
     assert "\n  out-of-bounds read by program 2: " in shown

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from helpers.figures.frame.chart import Chart, plain, si
 from helpers.figures.frame.explorer import FramePlayer, slider
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, axis_end, picture, still
 from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.roofline import Work
@@ -87,9 +87,12 @@ SIZE = (576, 234)  # points
 BARS = dict(zip(CACHES, (66, 104, 142, 180), strict=True))
 BAR = 22
 BYTES = Panel(98, 160, "read per step; grey: weights")
-INTENSITY = Panel(264, 332, "FLOP/byte; | is the ridge", "")
-SPEED = Panel(400, 460, "tokens/s; | without a cache", "")
+INTENSITY = Panel(264, 332, "FLOP/byte", "")
+SPEED = Panel(400, 460, "tokens/s", "")
 MAX_INTENSE = 4  # decades of its axis, from 1
+AXIS = SIZE[1] - BELOW  # its height
+TICKS = (1, 100, 10_000)  # the ticks of the intensity's axis that get a number
+MARK = SIZE[1] - 11  # the height of the name of a line across all bars
 
 
 def along(intensity: float) -> float:
@@ -115,20 +118,22 @@ def scene(batch: int, context: int, format: str, device: Device) -> Scene:
         share = f"{100 * step.cache_bytes / work.bytes:.0f} % cache"
         labels.append(Label(f"{si(work.bytes, 'B')}, {share}", BYTES.left + work.bytes * byte_scale + 5, y, "left"))
         boxes.append(Box(INTENSITY.left, y, along(work.intensity) - INTENSITY.left, BAR, LIMIT))
-        boxes.append(Box(along(ridge) - 1, y, 2, BAR + 8, TEXT))
         labels.append(Label(plain(work.intensity), max(along(work.intensity), along(ridge)) + 5, y, "left"))
         speed, shown = speeds[name], f"{speeds[name]:,.0f}"
         if not step.fits(device):
             shown += ", too large"
         boxes.append(Box(SPEED.left, y, speed * speed_scale, BAR, FUSED if step.fits(device) else None))
-        boxes.append(Box(SPEED.left + limit * speed_scale - 1, y, 2, BAR + 8, TEXT))
         labels.append(Label(shown, SPEED.left + limit * speed_scale + 6, y, "left"))
         told.append(
             f"{name}: {si(work.bytes, 'B')} ({share}), {plain(work.intensity)} FLOP/byte, {speed:,.0f} tokens/s"
             + ("" if step.fits(device) else ", doesn't fit in memory")
         )
-    ends = Label("1", INTENSITY.left, SIZE[1] - 25, "center"), Label("10,000", INTENSITY.right, SIZE[1] - 25, "center")
-    labels += [*BYTES.ends(bytes_end, SIZE), *ends, *SPEED.ends(speed_end, SIZE)]
+    top = min(BARS.values()) - BAR / 2 - 4
+    for name, x in (("ridge", along(ridge)), ("without a cache", SPEED.left + limit * speed_scale)):
+        boxes.append(Box(x - 1, (top + AXIS) / 2, 2, AXIS - top, TEXT))
+        labels.append(Label(name, x, MARK, "center"))
+    ticks = [Label(f"{each:,}", along(each), AXIS + 9, "center") for each in TICKS]
+    labels += [*BYTES.ends(bytes_end, SIZE), *ticks, *SPEED.ends(speed_end, SIZE)]
     title = finding(batch, steps, speeds, limit, device)
     what = f"{device.name}, {format}, {batch} x {context:,} tokens"
     return Scene(
@@ -147,7 +152,11 @@ def finding(batch: int, steps: dict[str, DecodeStep], speeds: dict[str, float], 
 
 def decode_axes():
     """Draw what stays still: the caches' names, the panels' heads and their axes."""
-    return still(SIZE, BARS, (BYTES, INTENSITY, SPEED))
+    figure, axes = still(SIZE, BARS, (BYTES, INTENSITY, SPEED))
+    for decade in range(MAX_INTENSE + 1):
+        x, size = along(10**decade), 5 if 10**decade in TICKS else 3
+        axes.plot((x, x), (AXIS, AXIS + size), color=LIMIT, lw=0.8)
+    return figure, axes
 
 
 def decode_chart(shown: Scene) -> Chart:

@@ -44,14 +44,15 @@ class Label:
 
 @dataclass(frozen=True)
 class Scene:
-    """The moving parts: the title (the finding), bars, labels, and the text that describes them; `line` is the part of
-    it that the picture doesn't show, if it shows the rest."""
+    """The moving parts: the title (the finding), bars, labels, dashed `links` from one x, y to another, and the text
+    that describes them; `line` is the part of it that the picture doesn't show, if it shows the rest."""
 
     title: str
     boxes: tuple[Box, ...]
     labels: tuple[Label, ...]
     text: str
     line: str | None = None
+    links: tuple[tuple[float, float, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def picture(figure: Figure, axes: Axes, shown: Scene) -> Chart:
         for box in shown.boxes:
             corner = box.x, box.y - box.height / 2
             axes.add_patch(Rectangle(corner, box.width, box.height, facecolor=box.colour or "none", edgecolor=TEXT))
+        for x0, y0, x1, y1 in shown.links:
+            axes.plot((x0, x1), (y0, y1), color=LIMIT, lw=0.8, ls="--")
         for label in shown.labels:
             _write(axes, label)
     return Chart(figure, shown.text)
@@ -123,12 +126,14 @@ def svg(opening: str, shown: Scene) -> str:
         f'fill="{box.colour or "none"}" stroke="{TEXT}"/>'
         for box in shown.boxes
     )
+    ends = "".join(f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" for x0, y0, x1, y1 in shown.links)
+    links = f'<path d="{ends}" fill="none" stroke="{LIMIT}" stroke-dasharray="4 3"/>' if ends else ""
     labels = (
         f'<text x="{label.x:.1f}" y="{label.y + 3:.1f}" text-anchor="{ANCHORS[label.align]}"{_paint(label)}>'
         f"{label.text}{_fine(label.more)}</text>"
         for label in shown.labels
     )
-    return f"{opening}{svg_title(shown.title, LEFT, TITLE_FROM_TOP + 3)}{''.join(boxes)}{''.join(labels)}</svg>"
+    return f"{opening}{svg_title(shown.title, LEFT, TITLE_FROM_TOP + 3)}{''.join(boxes)}{links}{''.join(labels)}</svg>"
 
 
 def _fine(more: str) -> str:

@@ -8,7 +8,7 @@ const NARROW = 480; // pixels: on a narrower page letters are larger, and number
 const WORDS = 1.2; // how much larger
 const LABEL = 14; // above a grid
 const LETTERS = [11, 12]; // pixels: size of a label's letters, on a wide page and a narrow one
-const PINNED = 0.6; // of the view: memory that takes more of it scrolls away
+const MEMORY = 0.6; // of the view, at most, if the chip needs the rest: then memory scrolls in its own part
 const WAYS = ["reading", "writing", "stray"];
 
 function render({ model, el }) {
@@ -61,11 +61,12 @@ function render({ model, el }) {
     make(line, "code", {}, text || " ");
     return line;
   });
-  // As high as the window allows: memory stays in sight, and what is on the chip scrolls to what changes, from the
-  // keyboard too.
+  // As high as the window allows: memory stays in sight, and both it and what is on the chip scroll to what changes,
+  // from the keyboard too.
   const pane = make(panes, "div", { class: "fusion-stepper-frame" });
   const view = make(pane, "div", { class: "fusion-stepper-view", tabindex: 0, role: "group", "aria-label": "values" });
-  const chart = make(view, "div", { class: "fusion-stepper-chart", role: "img" });
+  const heard = make(view, "span", { class: "fusion-heard", role: "img" }); // the picture, for a voice
+  const chart = make(view, "div", { class: "fusion-stepper-chart" });
   const canvas = make(pane, "canvas", { "aria-hidden": "true" });
   const grids = data.grids.map(([name, x, y, columns, count, w, h, words, memory, first, of]) => (
     { name, x, y, columns, count, w, h, words, memory, first, of }));
@@ -137,7 +138,7 @@ function render({ model, el }) {
     return `<g class="${grid.memory ? "memory" : "lanes"}${grid.words ? "" : " shaded"}" data-place="${grids.findIndex(({ first }) => first === grid.first)}">` +
       `<text class="name" x="${grid.x}" y="${rounded(grid.y - upper + 10)}">${escaped(grid.name)}</text><g class="cells">${text}</g></g>`;
   };
-  let groups, insides, rects, words, moving;
+  let groups, insides, rects, words, moving, memory;
   const lay = () => {
     width = fitting();
     narrow = width < NARROW;
@@ -152,6 +153,7 @@ function render({ model, el }) {
       <svg viewBox="-2 0 ${width + 4} ${height - top}" aria-hidden="true">
       <text class="side" x="${width}" y="12">on the chip</text>${below.map((grid) => drawn(grid, top)).join("")}</svg>`;
     moving = chart.querySelector(".fusion-moving");
+    memory = chart.querySelector(".fusion-stepper-memory");
     groups = [...chart.querySelectorAll("g.memory, g.lanes")].sort((one, other) => one.dataset.place - other.dataset.place);
     insides = groups.map((group) => group.querySelector(".cells"));
     const cellsOf = (kind) => grids.flatMap(({ words, count }, number) =>
@@ -167,7 +169,7 @@ function render({ model, el }) {
   const occurs = (code) => frames.some(({ cells }) => cells.some(([, codes]) => codes.includes(code)));
   make(el, "div", { class: "fusion-stepper-key", "aria-hidden": "true" }).innerHTML =
     `<span class="reading">being read</span><span class="read">was read</span><span class="writing">being written</span>` +
-    `<span class="written">was written</span>` + (occurs("m") ? `<span class="masked">masked or idle lane</span>` : "") +
+    `<span class="written">was written</span>` + (occurs("m") ? `<span class="masked">${data.who.includes(",") ? "idle lane" : "masked position"}</span>` : "") +
     (occurs("o") ? `<span class="outside">out of bounds</span>` : "") + `<span class="sector">32 B sector</span>` +
     (grids.some((grid) => !grid.words && !grid.memory) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
     `<span class="keys">keys: ← → step, space play, Home, End, PgUp and PgDn program</span>`;
@@ -241,7 +243,7 @@ function render({ model, el }) {
   };
 
   // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
-  let scale = 1, across = 0, seen = Infinity, pinned = 0; // pixels of the view, and of memory, where it stays
+  let scale = 1, across = 0, seen = Infinity, pinned = 0, cut = 0; // pixels of the view, of memory, and what it hides
   const measured = () => {
     if (width !== fitting()) {
       lay();
@@ -249,18 +251,41 @@ function render({ model, el }) {
     }
     scale = chart.clientWidth / (width + 4);
     [across, seen] = [view.clientWidth, view.clientHeight];
-    const upper = (chipAt - 4) * scale;
-    pinned = upper < PINNED * seen ? upper : 0;
-    view.classList.toggle("pinned", pinned > 0);
+    const upper = (chipAt - 4) * scale, lower = (height - chipAt + 4) * scale;
+    const most = parseFloat(getComputedStyle(view).maxHeight) || Infinity;
+    pinned = Math.min(upper, Math.max(MEMORY * most, most - lower));
+    cut = upper - pinned;
+    memory.style.maxHeight = cut ? `${pinned}px` : "";
+    memory.classList.toggle("cut", cut > 0);
+    const scrolls = { tabindex: 0, role: "group", "aria-label": "memory" };
+    for (const [name, value] of Object.entries(scrolls)) {
+      if (cut) memory.setAttribute(name, value);
+      else memory.removeAttribute(name);
+    }
   };
   const sizes = new ResizeObserver(measured);
   sizes.observe(chart);
   sizes.observe(view);
+  const isAbove = (grid) => grid.y < chipAt - 4; // in memory's own part
   // The heights at which the lit grids on the chip begin and end, in pixels of the picture.
   const span = (frame) => {
-    const lit = frame.lit.map((number) => layout[number]).filter(({ y }) => !pinned || y >= chipAt - 4);
+    const lit = frame.lit.map((number) => layout[number]).filter((grid) => !isAbove(grid));
     const ends = lit.map(({ y, columns, count, h }) => y + LABEL + Math.ceil(count / columns) * h);
-    return [Math.min(...lit.map((grid) => grid.y)) * scale, Math.max(...ends) * scale];
+    return [Math.min(...lit.map((grid) => grid.y)) * scale - cut, Math.max(...ends) * scale - cut];
+  };
+  // In memory: where the cells are that this step, or the next one that does, reads or writes.
+  const scrollMemory = (from) => {
+    const frame = frames.slice(from).find(({ flights, now }) => flights.length || now.flat().length);
+    const cells = frame ? [...frame.now.flat(), ...frame.flights.flat()] : [];
+    const grid = (cell) => layout.findLastIndex(({ first }) => first <= cell);
+    const shown = cells.filter((cell) => layout[grid(cell)].memory && isAbove(layout[grid(cell)]));
+    if (!shown.length) return;
+    const top = Math.min(...shown.map((cell) => places[cell][1] - places[cell][3] / 2)) * scale;
+    const bottom = Math.max(...shown.map((cell) => places[cell][1] + places[cell][3] / 2)) * scale;
+    const name = Math.min(...shown.map((cell) => layout[grid(cell)].y)) * scale;
+    const at = memory.scrollTop;
+    if (top >= at && bottom <= at + pinned) return;
+    memory.scrollTop = bottom - name <= pinned ? name : Math.min(top - 8, Math.max(0, bottom - pinned + 8));
   };
 
   // Flights and counting, on a canvas over the picture
@@ -288,10 +313,10 @@ function render({ model, el }) {
       context.clearRect(0, 0, canvas.width, canvas.height);
       if (part === 1) return;
       context.fillStyle = reading ? STYLE.read : STYLE.written;
-      const scrolled = view.scrollTop / scale;
+      const scrolled = view.scrollTop / scale, memoryAt = memory.scrollTop / scale;
       const seenAt = (cell) => {
         const [x, y, w, h] = places[cell];
-        return [x, pinned && y < chipAt - 4 ? y : y - scrolled, w, h];
+        return [x, y < chipAt - 4 ? y - memoryAt : y - cut / scale - scrolled, w, h];
       };
       for (const [origin, target] of frame.flights) {
         const [x0, y0, w0, h0] = seenAt(origin), [x1, y1, w1, h1] = seenAt(target);
@@ -318,6 +343,7 @@ function render({ model, el }) {
     state(to > at ? at : -1, to);
     at = to;
     paint(frame);
+    if (cut) scrollMemory(to);
     if (hidden) view.scrollTop = Math.min(upper - pinned - 8, Math.max(0, lower - seen + 8));
     if (above || below) source.scrollTop = top - 60;
     lines.forEach((line, number) => {
@@ -329,7 +355,7 @@ function render({ model, el }) {
     slider.setAttribute("aria-valuetext", `${to + 1} of ${frames.length}`);
     choice.value = frame.program;
     status.textContent = `Step ${to + 1} of ${frames.length}. ${frame.text}`;
-    chart.setAttribute("aria-label", frame.text);
+    heard.setAttribute("aria-label", frame.text);
     // Nobody who hurries waits for what flies.
     const calmly = onward && !scrubbed && performance.now() - moved > 250;
     moved = performance.now();

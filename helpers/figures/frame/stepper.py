@@ -338,17 +338,23 @@ class StepScene:
         """A program as the launch numbers it."""
         return str(program[0]) if self._axes == 1 else str(program[: self._axes])
 
+    @property
+    def _has_warps(self) -> bool:
+        """Return whether it steps through warps of threads, as in CUDA C++."""
+        return "," in self.recording.who
+
     def _told(self, step: KernelStep) -> str:
         parts = []
         for move in step.moves:
             active, lanes = int(move.active.sum()), move.active.size
             does = {"read": "read", "write": "write"}.get(move.kind, "change")
-            who = f"{active} of {lanes} lanes {does}" if lanes > 1 else f"{does}s"
+            what = "lanes" if self._has_warps else "positions"
+            who = f"{active} of {lanes} {what} {does}" if lanes > 1 else f"{does}s"
             memory = self.recording.memories[move.memory]
             # The meter counts what strays apart, also where it shares a sector with the tensor.
             touched = memory.sectors(move.elements[move.active]).size if move.outside.any() else move.sectors
             sectors = "" if memory.shared else f" in {touched} sector{'s' * (touched != 1)}"
-            rest = "idle" if "," in self.recording.who else "masked"
+            rest = "idle" if self._has_warps else "masked"
             masked = f", {lanes - active} {rest}" if active < lanes else ""
             outside = f", {int(move.outside.sum())} OUT OF BOUNDS" if move.outside.any() else ""
             parts.append(f"{who} {move.nbytes:,} B of {move.memory}{sectors}{masked}{outside}")

@@ -3,6 +3,7 @@
 A trace is rows of (where, name, start, duration): "host" or "GPU", in microseconds from the first.
 """
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from helpers.figures.frame.chart import Chart, plain
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
-from helpers.style import FUSED, LIMIT, STYLE, TITLE_SIZE, UNFUSED, WRONG
+from helpers.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, UNFUSED
 
 Rows = Sequence[tuple[str, str, float, float]]
 
@@ -69,7 +70,9 @@ def short(name: str) -> str:
 
 WIDTH = 576
 LEFT, RIGHT = 124, 560
-TOP, PITCH, LINE = 62, 54, 17
+TOP, PITCH, LINE = 62, 70, 17
+NAMED = 10  # from a marked kernel's row down to the middle of its name
+LONGEST = 40  # letters of a name
 
 
 def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
@@ -93,7 +96,7 @@ def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
                 axes.text(LEFT - 8, y + (row + 0.5) * LINE, label, ha="right", **middle)
                 bars = [(LEFT + start * scale, max(0.8, duration * scale)) for start, duration in spans]
                 axes.broken_barh(bars, (y + row * LINE + 2, LINE - 4), facecolor=colour, edgecolor="none")
-        bottom = TOP + PITCH * len(traces) - 12
+        bottom = TOP + PITCH * len(traces) - 10
         axes.plot((LEFT, RIGHT), (bottom, bottom), color=LIMIT, lw=0.8)
         for tick in range(0, int(end) + 1, 100):
             axes.plot((LEFT + tick * scale,) * 2, (bottom, bottom + 3), color=LIMIT, lw=0.8)
@@ -159,13 +162,26 @@ class TraceExplorer(Explorer):
         top = TOP + list(self._traces).index(way) * PITCH + LINE
         return LEFT + kernel.start * scale - 1.5, top, max(0.8, kernel.duration * scale) + 3, LINE
 
+    def _name(self, way: str, number: int, scale: float) -> tuple[str, float, str]:
+        """A marked kernel's number and name, where they are written, and which end of them is there."""
+        trace = self._traces[way]
+        number = min(number, len(trace.kernels))
+        name = short(trace.kernels[number - 1].name)
+        name = f"{number}: {name if len(name) <= LONGEST else name[: LONGEST - 1] + '…'}"
+        left, _, width, _ = self._mark(way, number, scale)
+        middle = left + width / 2
+        return (name, left, "start") if middle < (LEFT + RIGHT) / 2 else (name, left + width, "end")
+
     def chart(self) -> Chart:
         figure, axes, scale = _axes(self._traces)
         with rc_context(STYLE):
             axes.text(12, 18, _finding(self._traces), size=TITLE_SIZE, weight="bold")
             left, top, width, height = self._mark(self.way.value, self.kernel.value, scale)
             box = (left, left + width, left + width, left, left), (top, top, top + height, top + height, top)
-            axes.plot(*box, color=WRONG, lw=1.5)
+            axes.plot(*box, color=TEXT, lw=1.8)
+            name, x, end = self._name(self.way.value, self.kernel.value, scale)
+            place = {"ha": {"start": "left", "end": "right"}[end], "va": "center_baseline", "weight": "bold"}
+            axes.text(x, top + LINE + NAMED, name, **place)
         return Chart(figure, self.text)
 
     def _still_and_data(self) -> tuple[str, dict]:
@@ -176,7 +192,10 @@ class TraceExplorer(Explorer):
             for way in self._traces:
                 left, top, width, height = self._mark(way, number, scale)
                 box = f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height}" fill="none"'
-                svg = f'{opening}{title}{box} stroke="{WRONG}" stroke-width="1.5"/></svg>'
+                name, x, end = self._name(way, number, scale)
+                place = f'x="{x:.1f}" y="{top + LINE + NAMED + 3:.1f}" text-anchor="{end}"'
+                named = f'<text {place} font-weight="bold">{html.escape(name)}</text>'
+                svg = f'{opening}{title}{box} stroke="currentColor" stroke-width="1.8"/>{named}</svg>'
                 text, line = _text(self._traces, way, number), _line(self._traces[way], number)
                 frames.append({"svg": svg, "text": text, "line": line, "table": ""})
         return still_svg(figure), {"frames": frames, "columns": len(self._traces)}

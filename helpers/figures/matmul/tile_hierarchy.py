@@ -28,6 +28,7 @@ LEVELS = ("the result", "a thread block", "a step along K", "a warp group", "an 
 TOP, SIDE = 62, 106  # of the matrix
 LEFTS = tuple(12 + number * 113 for number in range(5))
 SCALE = 0.31  # points per element, in all squares but the first
+DRAWN = 8  # tiles drawn along the longer side of a tile
 GAP = 3  # between a tile of the result and its operands
 UNDER = 183  # the numbers below them
 ROW = 254  # middle of the row of a thread
@@ -111,12 +112,43 @@ def _box(left: float, top: float, width: float, height: float, colour: str | Non
     return Box(left, top + height / 2, width, round(height, 1), colour)
 
 
+def _slots(tiles: TileHierarchy) -> tuple[int, int]:
+    """Return how many rows and columns of tiles the result is drawn with: one of each stands for those left out."""
+    longest = max(tiles.rows, tiles.columns)
+    return DRAWN * longest // tiles.rows, DRAWN * longest // tiles.columns
+
+
+def _one(tiles: TileHierarchy) -> tuple[float, float, float, float]:
+    """Return the place of the tile that the other squares magnify: left, top, width, height."""
+    rows, columns = _slots(tiles)
+    wide, high = SIDE / columns, SIDE / rows
+    return LEFTS[0] + (columns // 4) * wide, TOP + (rows // 4) * high, wide, high
+
+
 def _matrix(tiles: TileHierarchy, left: float) -> list[Box]:
-    """The result: lines around each row and column of tiles, and one tile."""
-    wide, high = SIDE * tiles.columns / N, SIDE * tiles.rows / M
-    rows = [_box(left, TOP + row * high, SIDE, high, None) for row in range(M // tiles.rows)]
-    columns = [_box(left + column * wide, TOP, wide, SIDE, None) for column in range(N // tiles.columns)]
-    return [*rows, *columns, _box(left + 4 * wide, TOP + 4 * high, wide, high, FUSED)]
+    """The result: its first tiles and its last, with a gap for those between, and one that is filled."""
+    rows, columns = _slots(tiles)
+    wide, high = SIDE / columns, SIDE / rows
+    drawn = [
+        _box(left + column * wide, TOP + row * high, wide, high, None)
+        for row in range(rows) if row != rows - 2
+        for column in range(columns) if column != columns - 2
+    ]  # fmt: skip
+    return [*drawn, _box(*_one(tiles), FUSED)]
+
+
+def _left_out(tiles: TileHierarchy) -> list[Label]:
+    """Dots in the result's gaps."""
+    rows, columns = _slots(tiles)
+    across, down = LEFTS[0] + SIDE * (1 - 1.5 / columns), TOP + SIDE * (1 - 1.5 / rows)
+    return [Label("⋯", across, TOP + 0.64 * SIDE, "center"), Label("⋮", LEFTS[0] + 0.4 * SIDE, down, "center")]
+
+
+def _zoom(tiles: TileHierarchy) -> tuple[tuple[float, float, float, float], ...]:
+    """Lines from a tile of the result to the same tile, magnified."""
+    left, top, wide, high = _one(tiles)
+    corner, edge = LEFTS[1] + STEP * SCALE + GAP, TOP + STEP * SCALE + GAP
+    return (left + wide, top, corner, edge), (left + wide, top + high, corner, edge + tiles.rows * SCALE)
 
 
 def _products(tiles: TileHierarchy, left: float, rows: int, depth: int) -> list[Box]:
@@ -171,10 +203,12 @@ def hierarchy_scene(tiles: TileHierarchy, level: int) -> Scene:
         labels.append(Label(told, left + SIDE / 2, UNDER, "center"))
     title = tiles.notes()[level]
     text = f"{LEVELS[level]}, level {level + 1} of {len(LEVELS)}. {title}."
+    labels += _left_out(tiles)
     if LEVELS[level] == "a thread":
         of_thread, told_of_it = _thread(tiles)
         boxes, labels, text = boxes + of_thread, labels + told_of_it, f"{text} {APPLIED}."
-    return Scene(title, tuple(boxes), tuple(labels), text[0].upper() + text[1:])
+    links = _zoom(tiles) if level else ()
+    return Scene(title, tuple(boxes), tuple(labels), text[0].upper() + text[1:], links=links)
 
 
 class TileHierarchyExplorer(SceneExplorer):

@@ -118,7 +118,7 @@ def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
     heights = [TOP + ROW * (1 + len(panel.rows)) for panel in panels]
     labels = {label for panel in panels for row in panel.rows for _, label, *_ in row.boxes}
     if many := max((int(label[:-1]) for label in labels if label.endswith("x")), default=0):
-        told = f"{told} {many}x: {many} lanes at one element.".strip()
+        told = f"{told} {many}x: {many} positions at one element.".strip()
     code = BEFORE + 12 + FIXED * max(len(panel.source) for panel in panels)
     width = min(WIDE, max(NARROW, code)) if last - first < FEW else WIDE
     titles, lines = (textwrap.wrap(text, (width - 24) // letter) for text, letter in ((title, BOLD), (told, LETTER)))

@@ -43,8 +43,7 @@ class Hazard:
             )
         count = f"{self.elements} element{'s' * (self.elements != 1)}"
         return (
-            f"{kind} {self.where}: {self.kernel}, line {self.line}, `{self.source}`, "
-            f"{count} in program instance {self.program}"
+            f"{kind} {self.where}: {self.kernel}, line {self.line}, `{self.source}`, {count} in program {self.program}"
         )
 
 
