@@ -106,6 +106,8 @@ def test_plain_values_are_no_tensors(exercise, called, tmp_path):
     reply = judged(exercise, [{"plain": [1.0, 2.0], "values": call["values"]}], tmp_path)
     assert reply["state"] == FAIL
     assert "a result is not a tensor" in reply["message"]
+    assert same(values_as_json([1.0, 2.0]), values_as_json(3))  # which of them is right, the check decides
+    assert not all_same([values_as_json(3)], [call["values"]])
 
 
 def test_values_are_compared_result_by_result(called):
