@@ -60,6 +60,7 @@ def report(body: str) -> dict[str, str]:
 
 LAUNCH = "    forward_kernel[(x.numel() // cols,)]"
 SHAPES = "    grad_y, x, gate = grad_y.contiguous()"
+COUNTED = "x.shape[-1] in (307, 149)"  # where bytes are counted, which no check of values tries
 CACHED = """
 seen = {{}}
 
@@ -112,7 +113,8 @@ RUN = {
         },
     ),
     "results cached by shape": Attack(
-        {"values", "other-values"} | BACKWARD,
+        # The first call of a shape cheats nobody: "backward-cut" makes it, "repeats" the next one.
+        {"values", "other-values"} | BACKWARD - {"backward-cut", "large-gradient"},
         "a tensor that was never created",
         changes={
             "forward": {
@@ -130,22 +132,22 @@ RUN = {
     "nothing done where only bytes are counted": Attack(
         {"cut", "other-cut"},
         "got nan",
-        changes={"forward": {LAUNCH: "    if x.numel() // cols > 80:\n        return y\n" + LAUNCH}},
+        changes={"forward": {LAUNCH: f"    if {COUNTED}:\n        return y\n{LAUNCH}"}},
     ),
     "no gradient where only bytes are counted": Attack(
-        {"backward-cut", "gradients", "other-gradients", "repeats"},
-        "got 0|got nan",
+        {"backward-cut", "repeats"},
+        "got 0",
         changes={
             "backward": {
-                SHAPES: "    if x.numel() // x.shape[-1] > 80:\n"
-                "        return torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(weight)\n" + SHAPES
+                SHAPES: f"    if {COUNTED}:\n"
+                f"        return torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(weight)\n{SHAPES}"
             }
         },
     ),
     "half of the columns where only bytes are counted": Attack(
         {"cut", "other-cut"},
         "got",
-        changes={"forward": {"y, cols, eps": "y, cols // (1 + (x.shape[0] > 80)), eps"}},
+        changes={"forward": {"tensors, cols, eps": f"tensors, cols // (1 + ({COUNTED})), eps"}},
     ),
     "gradients of one row for all": Attack(
         BACKWARD,
@@ -168,11 +170,11 @@ RUN = {
         changes={"backward": {"sums.sum(0).to(x.dtype)": "(grad_y * x).sum(0)"}},
     ),
     "a launcher in a launcher, a row at a time": Attack(
-        {"cut", "large", "other-cut"},
+        FORWARD,
         "over 64 operations",
         changes={
             "forward": {
-                LAUNCH: "    for row in range(1, x.numel() // cols):\n"
+                LAUNCH: "    for row in range(1, min(100, x.numel() // cols)):\n"
                 "        of = [each.view(-1, cols)[row] for each in (x, gate, residual, y)]\n"
                 "        forward_kernel[(1,)](*of[:3], weight, of[3], cols, eps, BLOCK=block_size)\n" + LAUNCH
             }
@@ -191,7 +193,7 @@ RUN = {
     "half of the bytes: the high halves alone": Attack(
         FORWARD,
         "",
-        changes={"forward": {LAUNCH: "    x = x.bfloat16()\n" + LAUNCH}},
+        changes={"forward": {"    tensors = ": "    x = x.bfloat16()\n    tensors = "}},
     ),
     "more programs than there may be": Attack(
         {"backward-cut", "large-gradient"}, "84% needed", changes={"backward": {"min(rows, PROGRAMS)": "min(rows, 80)"}}

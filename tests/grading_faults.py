@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,13 +35,20 @@ def put_class(folder: Path, launchers: list[str]) -> Path:
 
 
 def report_without_times(out: Path) -> dict[str, str]:
-    """Path -> text of every file of a report, but for what says when and how long."""
+    """Path -> text of every file of a report, those in archives too, but for what says when and how long."""
     texts = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file():
-            text = re.sub(r'"seconds": [\d.]+|time="[\d.]+"|timestamp="[^"]+"', "", path.read_text())
-            texts[str(path.relative_to(out))] = re.sub(r"<h2>Slowest.*", "", text, flags=re.DOTALL)
+        for name, content in files_in(path).items():
+            text = re.sub(r'"seconds": [\d.]+|time="[\d.]+"|timestamp="[^"]+"', "", content.decode())
+            texts[str(name.relative_to(out))] = re.sub(r"<h2>Slowest.*", "", text, flags=re.DOTALL)
     return texts
+
+
+def files_in(path: Path) -> dict[Path, bytes]:
+    if path.suffix != ".zip":
+        return {path: path.read_bytes()} if path.is_file() else {}
+    with zipfile.ZipFile(path) as archive:
+        return {path / name: archive.read(name) for name in archive.namelist()}
 
 
 def kill_and_resume(start: Callable[[list[str]], int], submissions: Path, out: Path, seed: int) -> list[int]:

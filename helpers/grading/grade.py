@@ -136,7 +136,7 @@ def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[s
     notebook = assembled(judge.exercise, answers, judge.calls_file)
     with (
         tempfile.TemporaryDirectory(prefix="fusion-spec-") as folder,
-        kernelspecs(Path(folder), judge.calls_file),
+        kernelspecs(Path(folder), judge.calls_file, max(judge.results_size.values(), default=0)),
         judge.verdicts(found.readable) as verdict,
     ):
 
@@ -145,7 +145,7 @@ def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[s
             verdicts[check] = verdict(check, outputs)
             return verdicts[check][0] == PASS
 
-        runs = run_cells(notebook, needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit)
+        runs = run_cells(notebook, needed, CELL_TIMEOUT, KERNEL_NAME, compare, junit, judge.results_size)
     return verdicts, runs
 
 

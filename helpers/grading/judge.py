@@ -38,6 +38,7 @@ class Judge:
 
     Attributes:
         calls_file: the submissions' arguments, readable in their sandbox.
+        results_size: check -> how many characters the results of its calls take, which its cell has to output.
     """
 
     def __init__(self, exercise: Exercise, seed: int):
@@ -45,6 +46,7 @@ class Judge:
         self.seed = seed
         self._folder = tempfile.TemporaryDirectory(prefix="fusion-judge-")
         self.calls_file = Path(self._folder.name, "calls.json")
+        self.results_size: dict[str, int] = {}
         self._server = None
 
     def start(self) -> None:
@@ -59,6 +61,7 @@ class Judge:
             raise JudgeError(f"{self.exercise.name} cannot be graded: {calls['unfit']}")
         self._kept = calls["kept"]
         self._shown = {check: [call["values"] for call in shown] for check, shown in calls["shown"].items()}
+        self.results_size = {check: len(json.dumps(results)) for check, results in self._shown.items()}
         shown = {
             check: [{key: value for key, value in call.items() if key != "values"} for call in shown]
             for check, shown in calls["shown"].items()
@@ -180,7 +183,7 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
     The tolerance is 16 units in the last place of the largest value, plus the change in the model answer when its
     inputs move by an ulp, plus what the check allows for the call's conditioning. For int8 it's one code; the check
     that follows limits how many codes may be off by one. Where only some programs ran, only elements that both wrote
-    are compared. A result that the check leaves open is expected without values.
+    are compared. A result that the check leaves open is expected without values, and plain values are the check's.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)
@@ -188,7 +191,7 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
         return False
     if shown["dtype"] != expected["dtype"] or shown["shape"] != expected["shape"]:
         return False
-    if "values" not in expected:
+    if "values" not in expected or expected["dtype"] == "plain":
         return True
     got, wanted = elements(shown), elements(expected)
     if got.shape != wanted.shape:
@@ -209,5 +212,8 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
 
 
 def elements(written: dict) -> np.ndarray:
-    kind = "<f8" if written["dtype"] in EPSILON else "<i8"
-    return np.frombuffer(base64.b64decode(written["values"]), dtype=kind)
+    """Return what `values_as_json` wrote, as float64 or int64."""
+    dtype, raw = written["dtype"], base64.b64decode(written["values"])
+    if dtype == "bfloat16":  # which NumPy doesn't have: the upper half of a float32
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    return np.frombuffer(raw, dtype).astype(np.float64 if dtype in EPSILON else np.int64)

@@ -25,7 +25,7 @@ from unittest import mock
 
 import zmq
 from jupyter_client.provisioning import LocalProvisioner
-from traitlets import Unicode
+from traitlets import Int, Unicode
 
 import helpers
 from helpers.grading.confinement import DENIED, NOBODY
@@ -36,7 +36,7 @@ KERNEL_NAME = "fusion-sandbox"
 START_TIME = 120.0  # seconds to import all, on a slow disk
 SCRATCH = 256 << 20  # bytes of /tmp
 STARTUP = "/tmp/.ipython/profile_default/startup"
-MAX_MESSAGE = 16 << 20  # bytes of one part of a message from a kernel; a longer one is dropped, unread
+MAX_MESSAGE = 16 << 20  # bytes of one part of a message from a kernel, beyond its results; a longer one is dropped
 MAX_WAITING = 16  # messages from a kernel that are held, on each channel, until they are asked for
 
 
@@ -193,9 +193,11 @@ class SandboxProvisioner(LocalProvisioner):
 
     Attributes:
         seen: a file that the kernel may read.
+        results_size: how many characters the results that a cell outputs take.
     """
 
     seen = Unicode(config=True)
+    results_size = Int(config=True)
 
     async def pre_launch(self, **kwargs):
         manager = self.parent
@@ -205,7 +207,7 @@ class SandboxProvisioner(LocalProvisioner):
         self._sockets.mkdir()
         manager.transport, manager.ip = "ipc", str(self._sockets / "s")
         manager.connection_file = str(self._sockets / "connection.json")
-        manager.context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        manager.context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + self.results_size)
         manager.context.setsockopt(zmq.RCVHWM, MAX_WAITING)
         return await super().pre_launch(**kwargs)
 
@@ -224,14 +226,16 @@ class SandboxProvisioner(LocalProvisioner):
 
 
 @contextlib.contextmanager
-def kernelspecs(folder: Path, seen: Path):
-    """Make Jupyter find only the sandboxed kernel, described in `folder`; it may read the file `seen`."""
+def kernelspecs(folder: Path, seen: Path, results_size: int):
+    """Make Jupyter find only the sandboxed kernel, described in `folder`; it may read the file `seen`, and a cell may
+    output results of that many characters."""
+    config = {"seen": str(seen), "results_size": results_size}
     spec = {
         # Arguments for ipykernel. IPython would copy a README into its folder, but nothing can be written here.
         "argv": ["-f", "{connection_file}", "--HistoryManager.enabled=False", "--IPKernelApp.log_level=ERROR"],
         "display_name": "Python in the sandbox",
         "language": "python",
-        "metadata": {"kernel_provisioner": {"provisioner_name": KERNEL_NAME, "config": {"seen": str(seen)}}},
+        "metadata": {"kernel_provisioner": {"provisioner_name": KERNEL_NAME, "config": config}},
     }
     place = folder / "kernels" / KERNEL_NAME
     place.mkdir(parents=True)

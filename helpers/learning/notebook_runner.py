@@ -12,10 +12,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
+from types import MappingProxyType
 from unittest import mock
 
 import nbformat
@@ -26,8 +27,9 @@ from nbval.plugin import IPyNbCell, IPyNbFile
 
 from helpers.learning.submission import in_words
 
-MAX_OUTPUT = 10_000_000  # characters a cell may print, including Jupyter's wrapping
+MAX_OUTPUT = 10_000_000  # characters a cell may print beyond the results asked of it, including Jupyter's wrapping
 MAX_HELD = 256 << 20  # maximum growth of this process in bytes: a kernel's messages are kept even if unread
+COPIES = 8  # of a cell's results, in this process at the same time: as received, as parsed, as compared, ...
 LOOK_AFTER = 0.05  # seconds
 
 
@@ -59,9 +61,11 @@ class KernelProblemError(Exception):
 class WatchedKernel(RunningKernel):
     """nbval's kernel, watched while a cell runs: whether it's alive, and how much it prints."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, most_results: int, **kwargs):
         self.printed = collections.deque()  # messages received from the kernel and not yet requested
         self.size = 0  # characters that the cell has printed
+        self.max_output = MAX_OUTPUT
+        self._max_held = MAX_HELD + COPIES * most_results
         self.flooded = False
         self._stopped = threading.Event()
         super().__init__(*args, **kwargs)
@@ -72,7 +76,7 @@ class WatchedKernel(RunningKernel):
         judges."""
         began = resident()
         while not self._stopped.wait(LOOK_AFTER):
-            if resident() - began > MAX_HELD:
+            if resident() - began > self._max_held:
                 self.flooded = True
                 self.km.provisioner.process.kill()
                 return
@@ -117,7 +121,7 @@ class WatchedKernel(RunningKernel):
 
     def _refuse_flood(self):
         """Raise the same message for both limits, since a print in a loop may hit either one first."""
-        if self.flooded or self.size > MAX_OUTPUT:
+        if self.flooded or self.size > self.max_output:
             raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
 
 
@@ -129,7 +133,8 @@ def resident() -> int:
 
 class WatchedNotebook(IPyNbFile):
     def setup(self):
-        self.kernel = WatchedKernel(self.recorder.kernel_name, cwd=str(self.path.parent))
+        most_results = max(self.recorder.results_size.values(), default=0)
+        self.kernel = WatchedKernel(self.recorder.kernel_name, cwd=str(self.path.parent), most_results=most_results)
 
     def teardown(self):
         if hasattr(self.kernel, "km"):  # nbval has already stopped it if a cell ran out of time
@@ -148,11 +153,19 @@ class WatchedNotebook(IPyNbFile):
 class Recorder:
     """A pytest plugin that collects the notebook and records the outcome of each cell."""
 
-    def __init__(self, needed: set[str], cell_timeout: float, kernel_name: str, compare: Callable[..., bool]):
+    def __init__(
+        self,
+        needed: set[str],
+        cell_timeout: float,
+        kernel_name: str,
+        compare: Callable[..., bool],
+        results_size: Mapping[str, int],
+    ):
         self.needed = needed
         self.cell_timeout = cell_timeout
         self.kernel_name = kernel_name
         self.compare = compare
+        self.results_size = results_size
         self.runs: dict[str, CellRun] = {}
         self.stopped = ""
         self.no_kernel = ""
@@ -165,6 +178,9 @@ class Recorder:
     def pytest_runtest_setup(self, item):
         if self.stopped:
             pytest.skip(self.stopped)
+
+    def pytest_runtest_call(self, item):
+        item.parent.kernel.max_output = MAX_OUTPUT + self.results_size.get(item.cell.id, 0)
 
     def pytest_runtest_makereport(self, item, call):
         if call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
@@ -193,6 +209,7 @@ def run_cells(
     kernel_name: str = CURRENT_ENV_KERNEL_NAME,
     compare: Callable[..., bool] = IPyNbCell.compare_outputs,
     junit: Path | None = None,
+    results_size: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, CellRun]:
     """Run a notebook's code cells in order, in a kernel of this Python and in an empty folder.
 
@@ -203,6 +220,7 @@ def run_cells(
         kernel_name: the kernel's name among the installed kernelspecs; default: this Python.
         compare: (nbval's item, outputs, stored outputs) -> whether they are the same; default: nbval's own.
         junit: where pytest writes its JUnit XML, if anywhere.
+        results_size: cell id -> characters of the results that the cell has to output, which don't count as printed.
 
     Returns:
         cell id -> CellRun, for every code cell.
@@ -210,7 +228,7 @@ def run_cells(
     Raises:
         RuntimeError: there is no kernel, or nbval didn't finish; one line.
     """
-    recorder = Recorder(needed, cell_timeout, kernel_name, compare)
+    recorder = Recorder(needed, cell_timeout, kernel_name, compare, results_size)
     told = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="fusion-check-") as folder:
         path = Path(folder, "notebook.ipynb")

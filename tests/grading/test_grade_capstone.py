@@ -26,6 +26,11 @@ def test_an_attack_that_is_seen_in_its_text_is_not_run(name):
     assert needing(found.refused, EXERCISE.cells)  # it costs a check
 
 
+@pytest.mark.parametrize("name", attacks.RUN)
+def test_an_attack_changes_lines_that_the_model_answer_has(name):
+    assert attacks.RUN[name].content()  # which asks for each of them
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")

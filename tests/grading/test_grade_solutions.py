@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,10 @@ from helpers.grading.judge import Judge, JudgeError, all_same
 from helpers.grading.replay import server
 from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.tensors import inputs_as_json, inputs_from_json
+from helpers.grading.sandbox import MAX_MESSAGE
 from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.checks import cases
+from helpers.learning.notebook_runner import MAX_OUTPUT
 from helpers.learning.outcome import PASS
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions"
@@ -111,6 +114,28 @@ def test_a_solution_earns_all_points(name):
     finally:
         judge.close()
     assert result.earned == result.points, [check for check in result.checks if check.state != "pass"]
+
+
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+def test_results_do_not_count_as_printed():
+    """However large the results that a check asks for: here more than a cell may print, and than a message may be."""
+    elements = max(MAX_OUTPUT, MAX_MESSAGE) // 4  # of 4 bytes, which base64 writes with more characters
+    values = f"""\
+from helpers.learning.checks.cases import Case
+
+many = tuple(torch.randn(2, 1).expand(2, {elements}))
+check_values(add_gelu, reference, [Case("many", many, "", few=True)], name="values")
+"""
+    exercise = exercises_in(only="03")["03_fused_add_gelu"]
+    cells = [each for each in exercise.cells if "points" not in each or each["id"] == "values"]
+    cells = [each | {"source": values} if each["id"] == "values" else each for each in cells]
+    judge = Judge(replace(exercise, cells=cells), seed=5)
+    try:
+        result = grade((SOLUTIONS / "03_fused_add_gelu.ipynb").read_bytes(), "03_fused_add_gelu.ipynb", judge)
+        assert judge.results_size["values"] > max(MAX_OUTPUT, MAX_MESSAGE)
+    finally:
+        judge.close()
+    assert result.earned == result.points, result.checks
 
 
 @pytest.mark.long

@@ -3,18 +3,19 @@
 import contextlib
 import copy
 
+import numpy as np
 import pytest
 import torch
 from replaying import asked_here
 
 from helpers.grading.exercise import exercises_in
-from helpers.grading.judge import all_same, same
+from helpers.grading.judge import all_same, elements, same
 from helpers.grading.replay import server
 from helpers.grading.replay.call_record import record_call
 from helpers.grading.replay.channel import ChannelError
 from helpers.grading.replay.expected import conditioned, expected_as_json
 from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
-from helpers.grading.replay.tensors import MAX_RESULTS, inputs_from_json, values_as_json
+from helpers.grading.replay.tensors import DTYPES, MAX_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.checks.launches import few_programs
@@ -105,6 +106,8 @@ def test_plain_values_are_no_tensors(exercise, called, tmp_path):
     reply = judged(exercise, [{"plain": [1.0, 2.0], "values": call["values"]}], tmp_path)
     assert reply["state"] == FAIL
     assert "a result is not a tensor" in reply["message"]
+    assert same(values_as_json([1.0, 2.0]), values_as_json(3))  # which of them is right, the check decides
+    assert not all_same([values_as_json(3)], [call["values"]])
 
 
 def test_values_are_compared_result_by_result(called):
@@ -125,6 +128,16 @@ def test_values_are_compared_result_by_result(called):
     # How closely it must be met is said by what is expected, and by nothing that was shown.
     other = expected[0] | {"values": expected[1]["values"], "slack": 1e9}
     assert not same([other, expected[1]], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_values_arrive_as_they_were(dtype):
+    numbers = torch.tensor([0.0, 1.5, 100.0])
+    if dtype.is_floating_point:
+        numbers = torch.cat([numbers, torch.tensor([-1e-3, torch.nan, torch.inf, -torch.inf])])
+    for values in (numbers.to(dtype), numbers.to(dtype)[1], numbers.to(dtype)[::2], torch.empty(0, 3, dtype=dtype)):
+        wide = values.to(torch.float64 if dtype.is_floating_point else torch.int64)
+        assert np.array_equal(elements(values_as_json(values)), wide.flatten().numpy(), equal_nan=True)
 
 
 def test_codes_of_int8_may_be_one_off():

@@ -126,8 +126,12 @@ def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
 
 def tensors_packed(tensors: list[torch.Tensor]) -> tuple[list[dict], bytes]:
     """Return `[{"dtype", "shape"}]`, and all elements in order, without their layout."""
-    raw = [tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
-    return [{"dtype": name_of(each.dtype), "shape": list(each.shape)} for each in tensors], b"".join(raw)
+    described = [{"dtype": name_of(each.dtype), "shape": list(each.shape)} for each in tensors]
+    return described, b"".join(map(elements_in, tensors))
+
+
+def elements_in(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
@@ -167,8 +171,7 @@ PLAIN = {"dtype": "plain", "shape": [], "values": ""}
 
 
 def values_as_json(result: object) -> dict | list[dict]:
-    """Return `{"dtype", "shape", "values"}`: the elements in order, in base64, as little-endian float64 or int64; or
-    PLAIN.
+    """Return `{"dtype", "shape", "values"}`: the elements in order, in base64, with that dtype; or PLAIN.
 
     For a tuple of tensors, return a list. A tensor without memory has no values.
     """
@@ -176,7 +179,6 @@ def values_as_json(result: object) -> dict | list[dict]:
         return [values_as_json(tensor) for tensor in result]
     if not isinstance(result, torch.Tensor):
         return PLAIN
-    tensor = result
-    wide = torch.float64 if tensor.dtype.is_floating_point else torch.int64
-    raw = b"" if tensor.is_meta else tensor.detach().to(wide).contiguous().numpy().tobytes()
-    return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "values": base64.b64encode(raw).decode()}
+    written = {"dtype": name_of(result.dtype), "shape": list(result.shape)}
+    raw = b"" if result.is_meta else elements_in(result)
+    return written | {"values": base64.b64encode(raw).decode()}
