@@ -16,7 +16,7 @@ BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the 
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
 ROWS = "the program's number: each has a row of its own, and all of its number counts"
-# Units in the last place by which the roundings of one element may add up, half a unit each: in its square and eps
+# Roundings of one element may add up to this many units in the last place, half a unit each: in its square and eps
 # (halved by the root), the root (1), two products, SiLU's exponential with its argument's error, sum and quotient (2),
 # and the product with another tensor.
 ROUNDINGS = 5.0
