@@ -159,9 +159,9 @@ hint
 # %% [markdown]
 # ## Forward
 #
-# All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, any number of rows,
-# including zero, up to 16,384 columns, and more than 2^31 elements. `p` is a float with 0 ≤ p < 1, and `seed` is any
-# int of 64 bits, below 0 too. NaN or infinity in a dropped element may leave 0 or NaN. `scale` is meant for
+# All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, any number of rows
+# (including zero), up to 16,384 columns, and more than 2^31 elements. `p` is a float with 0 ≤ p < 1, and `seed` is any
+# 64-bit int, negative ones included. NaN or infinity in a dropped element may leave 0 or NaN. `scale` is meant for
 # 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
 
 

@@ -112,7 +112,7 @@ def softmax_topk_kernel(
 # ## Its launcher
 #
 # x is a matrix (batch, vocabulary) or has more dimensions, with any strides, in float32, float16 or bfloat16. There can
-# be any number of rows, including zero, up to 16,384 columns, and more than 2^31 elements. k is between 1 and 128, and
+# be any number of rows (including zero), up to 16,384 columns, and more than 2^31 elements. k is between 1 and 128, and
 # at most the number of columns. The indices are int64, as in PyTorch.
 
 

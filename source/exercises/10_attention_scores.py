@@ -158,7 +158,7 @@ def attention_scores_kernel(
 #
 # q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. The batch may be
 # empty. valid is a contiguous (batch, seq) tensor of bool, true for real keys and false for padding. A score of NaN or
-# +infinity that the mask hides may be NaN, as in the formula's sum, or count as -inf. No query sees only scores of
+# +infinity that the mask hides may count as NaN, as in the formula's sum, or as -inf. No query sees only scores of
 # -inf.
 
 
@@ -263,8 +263,8 @@ check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 # %% [markdown]
 # **Can it handle many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher gets
 # tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
-# stores turned off. Your grid has to grow with the batch, or have at least 108 programs, one per SM of an A100, that
-# loop over the rest.
+# stores turned off. Your grid has to grow with the batch, or have at least 108 programs (one per SM of an A100) that
+# loop over all of it.
 
 
 # %%

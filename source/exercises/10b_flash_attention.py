@@ -10,8 +10,8 @@
 # $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
 #
 # If attention is causal, query $i$ only sees keys $j \le i$. As in PyTorch, NaN in a query, or in a key or value that
-# it sees, reaches its result, and so does an infinite value. Scores, maximum, sum and accumulator are float32. For the
-# second matmul the weights become float16, because that's what tensor cores multiply.
+# it sees, reaches its result, and so does infinity in a value that it sees. Scores, maximum, sum and accumulator are
+# float32. For the second matmul the weights become float16, because that's what tensor cores multiply.
 #
 # **The picture**: one program handles BLOCK_M queries and loops over keys and values, one tile at a time.
 
@@ -238,8 +238,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** The cases are full and causal, with lengths that no tile divides, various strides
-# and scores that grow along the keys, NaN and inf.
+# **Does it compute the right thing?** The cases are full and causal, with lengths that no tile divides, various
+# strides, scores that grow along the keys, NaN and inf.
 
 # %% grade_id="values" points=9
 check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MISTAKES, name="values")
@@ -268,8 +268,8 @@ check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), 
 # %% [markdown]
 # **Can it handle many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: your launcher
 # gets tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads
-# and stores turned off. Your grid has to grow with the batch, or have at least 108 programs, one per SM of an A100,
-# that loop over the rest.
+# and stores turned off. Your grid has to grow with the batch, or have at least 108 programs (one per SM of an A100)
+# that loop over all of it.
 
 
 # %%

@@ -164,9 +164,9 @@ def backward_kernel(
 # ## Its launcher
 #
 # `x` is (..., cols) and `grad_y` has the same shape, both with any strides. There can be any number of rows, including
-# zero, and up to 16,384 columns. `weight` and `bias` are (cols,), contiguous. All have the same dtype: float32,
-# float16, bfloat16 or float64, and so do the gradients. In float16 and bfloat16, round each gradient once, when you
-# store it. Use at most `PROGRAMS` programs. (On a GPU, you'd use two per SM.)
+# zero, and up to 16,384 columns. `weight` and `bias` are contiguous, with shape (cols,). All of them, and the
+# gradients, have the same dtype: float32, float16, bfloat16 or float64. In float16 and bfloat16, round each gradient
+# once, when you store it. Use at most `PROGRAMS` programs. (On a GPU, you'd use two per SM.)
 
 # %%
 PROGRAMS = 8

@@ -125,10 +125,10 @@ def layer_norm_int8_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x has any number of dimensions and any strides, in float32, float16 or bfloat16, with any number of rows, including
-# zero, and up to 16,384 columns. weight and bias are contiguous vectors of finite numbers, as wide as its last
-# dimension and in its dtype. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the
-# last dimension. There may be more than 2^31 elements.
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16. There can be any number of rows,
+# including zero, and up to 16,384 columns. weight and bias are contiguous vectors of finite numbers, one per column, in
+# x's dtype. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the last dimension.
+# There may be more than 2^31 elements.
 
 
 # %% grade_id="launcher"
@@ -237,8 +237,8 @@ check_passes(
 # %% [markdown]
 # **Can it handle a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher gets
 # tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
-# stores turned off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that
-# loop over the rest.
+# stores turned off. Your grid has to grow with the tensor, or have at least 108 programs (one per SM of an A100) that
+# loop over all of it.
 
 
 # %%

@@ -41,8 +41,8 @@ def reference(x):
 # kernel in it (with its template arguments, if it has any) and the number of threads per block, which must be a whole
 # number of warps. The kernel's parameters are `(const float* x, float* y, int columns)`, and we launch it with one
 # block per row. If `columns` is a multiple of four, every row is aligned to 16 bytes, and your loads and stores must be
-# that wide. There may be more than 2^31 elements. As in PyTorch, a row is all NaN if it has a NaN or +infinity, or
-# nothing except -infinity.
+# that wide. There may be more than 2^31 elements. As in PyTorch, a row's result is all NaN if the row contains NaN or
+# +infinity, or nothing but -infinity.
 # <!-- given 16 bytes: what the check asks for -->
 #
 # **What your answer may use:** its argument, `math` and plain Python, but no classes, and no other name from this

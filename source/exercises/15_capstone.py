@@ -163,9 +163,9 @@ hint
 # %% [markdown]
 # ## Forward: your kernel and its launcher
 #
-# `x`, `gate` and `residual` have shape (..., cols) and any strides, and `weight` has shape (cols,). `weight` is
-# contiguous, and there are up to 16,384 columns. They all share one dtype, float32, float16 or bfloat16, which is also
-# the dtype of `y`. In float16 and bfloat16, round only once, when you store. There may be zero rows.
+# `x`, `gate` and `residual` have shape (..., cols), with up to 16,384 columns and any strides. `weight` is contiguous,
+# with shape (cols,). They all share one dtype (float32, float16 or bfloat16), which is also the dtype of `y`. In
+# float16 and bfloat16, round only once, when you store. There may be zero rows.
 
 
 # %% grade_id="forward-kernel"
@@ -232,8 +232,8 @@ check_cut(forward, block, given, least=0.6, launches=1, widest=wide, name="cut")
 # %% [markdown]
 # **Can it handle a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, your launcher gets
 # tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
-# stores turned off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that
-# loop over the rest. Only the first and last passes of a long loop run.
+# stores turned off. Your grid has to grow with the tensor, or have at least 108 programs (one per SM of an A100) that
+# loop over all of it. Only the first and last passes of a long loop run.
 
 
 # %%

@@ -96,8 +96,8 @@ hint
 # %% [markdown]
 # ## Your kernel
 #
-# x and up have the same shape, with any number of dimensions, any number of rows, including zero, and up to 16,384
-# columns. All three tensors can have any strides, and share one dtype, float32, float16 or bfloat16. Compute in
+# x and up have the same shape, with any number of dimensions, any number of rows (including zero), and up to 16,384
+# columns. All three tensors can have any strides, and share one dtype: float32, float16 or bfloat16. Compute in
 # float32, and round once, at the end. There can be more than 2^31 elements.
 #
 # **What the kernel's answers may use:** torch, triton and math. Write the kernel in Triton, under `@triton.jit` alone;

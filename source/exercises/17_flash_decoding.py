@@ -153,9 +153,9 @@ def merge_kernel(
 # ## Their launcher
 #
 # q has shape (heads, dim), and k and v have shape (heads, keys, dim). They are float32, float16 or bfloat16, and dim is
-# 16, 32, 64 or 128. q is contiguous, and k and v may be views. No score is -infinity unless another of its head is
-# +infinity. `bounds` is int64, lives on the same device, and ascends from 0 to the number of keys. Don't read it in the
-# launcher. Its values are on the GPU, so the CPU would have to wait for them.
+# 16, 32, 64 or 128. q is contiguous, and k and v may be views. No score is -infinity unless another one in the same
+# head is +infinity. `bounds` is int64, lives on the same device, and ascends from 0 to the number of keys. Don't read
+# it in the launcher. Its values are on the GPU, so the CPU would have to wait for them.
 
 
 # %% grade_id="launcher"
@@ -233,8 +233,8 @@ check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
 # %% [markdown]
 # **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them: your launcher gets
 # tensors that have a shape but no memory, and we run only the first and the last program of each launch, with loads and
-# stores turned off. Your grid has to grow with the heads, or have at least 108 programs, one per SM of an A100, that
-# loop over the rest.
+# stores turned off. Your grid has to grow with the number of heads, or have at least 108 programs (one per SM of an
+# A100) that loop over all of them.
 
 
 # %%

@@ -170,7 +170,7 @@ def gated_norm_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x, the residual and the gate have the same shape and dtype, float32, float16 or bfloat16. They can have any number of
+# x, the residual and the gate have the same shape and dtype (float32, float16 or bfloat16). They can have any number of
 # dimensions and rows, up to 16,384 columns, and any strides. The weight is a contiguous vector in the same dtype.
 
 
@@ -215,7 +215,7 @@ check_passes(
 
 # %% [markdown]
 # **Does it work for a large tensor?** This checks 2^22 rows of 1024 without allocating them. Your grid has to grow with
-# the tensor, or have at least 108 programs, one per SM of an A100, that loop over the rest.
+# the tensor, or have at least 108 programs (one per SM of an A100) that loop over all of it.
 
 
 # %%

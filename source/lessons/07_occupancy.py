@@ -45,7 +45,7 @@ sm = limits(h100.compute_capability)
 # %% [markdown]
 # The explorer shows one SM of an H100 that runs a kernel with 128 registers per thread. Most of its warp slots are
 # empty. Move the slider, with the mouse or the arrow keys, until they're all filled. Each panel varies one resource and
-# holds the other two fixed. The line of the limiting one is blue.
+# holds the other two fixed. The limiting resource's line is blue.
 
 # %% tags=["hide-input"]
 from helpers.figures import OccupancyExplorer
