@@ -97,12 +97,11 @@ class TileHierarchy:
 
 
 def hierarchy_axes() -> tuple[Figure, Axes]:
-    """Draw the still part: the names of the levels."""
+    """Draw the still part: the names of the levels that are squares."""
     figure, axes = still(SIZE, {}, ())
     with rc_context(STYLE):
         for left, name in zip(LEFTS, LEVELS, strict=False):
             axes.text(left + SIDE / 2, TOP - 12, name, ha="center", va="center_baseline")
-        axes.text(LEFTS[0], ROW - 25, LEVELS[-1], va="center_baseline")
         key = "dark blue: a part of the result; light blue: the operands that it takes"
         axes.text(LEFTS[0], UNDER + 23, key, va="center_baseline")
     return figure, axes
@@ -192,7 +191,8 @@ def _thread(tiles: TileHierarchy) -> tuple[list[Box], list[Label]]:
         ("→", (sum(EPILOGUE) + MEMORY[0]) / 2, 0),
         ("memory", MEMORY[0] + MEMORY[1] / 2, 0), ("the only store", MEMORY[0] + MEMORY[1] / 2, 22),
     )  # fmt: skip
-    return boxes, [Label(text, x, ROW + down, "center") for text, x, down in placed]
+    named = Label(LEVELS[-1], left, ROW - 25, "left")
+    return boxes, [named, *(Label(text, x, ROW + down, "center") for text, x, down in placed)]
 
 
 def hierarchy_scene(tiles: TileHierarchy, level: int) -> Scene:
