@@ -109,9 +109,12 @@ def main(arguments: list[str]) -> int:
             taken = frames(browser.new_page(viewport={"width": WIDTH, "height": 600}), paper, ink)
             palette = taken[-1].quantize(COLOURS)
             colours, page = palette.getpalette(), bytes.fromhex(paper[1:])
-            for at in range(0, len(colours), 3):  # the quantizer takes the page for a colour that is almost its own
-                if max(abs(a - b) for a, b in zip(colours[at : at + 3], page, strict=True)) < 6:
-                    colours[at : at + 3] = page
+            apart = [
+                sum(abs(a - b) for a, b in zip(colours[at : at + 3], page, strict=True))
+                for at in range(0, len(colours), 3)
+            ]
+            at = 3 * apart.index(min(apart))  # the quantizer takes the page for a colour that is almost its own
+            colours[at : at + 3] = page
             palette.putpalette(colours)
             first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in taken)
             times = [FRAME] * STEPS + [LAST]

@@ -161,8 +161,8 @@ hint
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, any number of rows
 # (including zero), up to 16,384 columns, and more than 2^31 elements. `p` is a float with 0 ≤ p < 1, and `seed` is any
-# 64-bit int, negative ones included. NaN or infinity in a dropped element may leave 0 or NaN. `scale` is meant for
-# 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
+# int that fits in int64, negative ones included. NaN or infinity in a dropped element may leave 0 or NaN. `scale` is
+# meant for 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
 
 
 # %% grade_id="forward-kernel"
