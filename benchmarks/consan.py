@@ -32,8 +32,10 @@ from kernels import CATALOGUE, launch_cache, variant
 from kernels.interpreter import runtime
 
 ROOT = Path(__file__).resolve().parents[1]
-FORWARD = ("1x2x300x128xFalse", "1x2x127x128xTrue")
-BACKWARD = ("1x2x127x64xFalse", "1x2x127x128xTrue")
+SHAPES = {
+    "forward": ("1x2x300x128xFalse", "1x2x127x128xTrue"),
+    "backward": ("1x2x127x64xFalse", "1x2x127x128xTrue"),
+}
 GLUON = {"forward": "flash_attention_hopper_kernel", "backward": "grads_kernel"}
 WAIT = "    mbarrier.wait(v_full.index(at % STAGES), (at // STAGES) & 1)\n"  # in values(): v has arrived
 FAILED = re.compile(r"([\w.]+:\d+): .*Assertion `(.*?)` failed")
@@ -157,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
         (folder / "planted").mkdir()
         planted = without_wait(folder / "planted")
         running = [Process(["tile", "never"], False, folder), Process(["tile", "waits"], True, folder)]
-        running += [Process(["forward", FORWARD[0]], False, folder, planted)]
-        running += [Process([part, shape], True, folder) for part in GLUON for shape in globals()[part.upper()]]
+        running += [Process(["forward", SHAPES["forward"][0]], False, folder, planted)]
+        running += [Process([part, shape], True, folder) for part, shapes in SHAPES.items() for shape in shapes]
         for each in running:
             right, what = each.verdict(until)
             if each.clean and each.words[0] in GLUON and right:
